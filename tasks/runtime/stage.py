@@ -68,3 +68,14 @@ def addresses(dvc: Path = Path("dvc.yaml")) -> list[str]:
         items = next(iter(spec.get("matrix", {}).values()), [])
         found += [f"{word}@{item}" for item in items] or [word]
     return found
+
+
+def maker(path: Path, dvc: Path = Path("dvc.yaml")) -> str:
+    """Address of the stage that makes this artefact, or the first of those that make the parts of this folder."""
+    return next((a for a in addresses(dvc) if bind(a, dvc).out.is_relative_to(path)), path.name)
+
+
+def uses_gpu(word: str, dvc: Path = Path("dvc.yaml")) -> bool:
+    """Whether dvc.yaml tags the stage `gpu`: it computes with the model, so two of them share no device."""
+    spec = yaml.safe_load(dvc.read_text(encoding="utf-8"))["stages"][word]
+    return "gpu" in spec.get("meta", {}).get("prefect", {}).get("tags", [])

@@ -1,0 +1,97 @@
+"""`python -m tasks STAGE`: runs one stage of dvc.yaml. This is the command that DVC calls."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+PYTHON = (3, 11)
+USAGE = "usage: python -m tasks STAGE     (a stage of dvc.yaml, such as sft or evaluation@dpo)"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status: 0 done, 1 something the user can put right, 130 interrupted, 143 stopped."""
+    if sys.version_info < PYTHON:
+        return _fail(f"Python {'.'.join(map(str, PYTHON))} or newer is needed; this is {sys.version.split()[0]}")
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        return _fail(USAGE)
+    from tasks.errors import UserError
+    from tasks.runtime.process import Stopped
+
+    (address,) = arguments
+    try:
+        execute(address)
+    except UserError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        _fail(f"{address} interrupted: the same command starts it again, finished stages are kept")
+        return 130
+    except Stopped:
+        _fail(f"{address} stopped")
+        return 143
+    return 0
+
+
+def execute(address: str) -> None:
+    """Check everything that can be checked early, then run the stage under its locks."""
+    from tasks.runtime import config, process, stage
+
+    params = config.load()
+    binding = stage.bind(address)
+    _require_inputs(binding)
+    process.prepare_environment(downloads=binding.word in ("base", "corpus"))
+    process.stop_on_sigterm()
+    if "DVC_STAGE" in os.environ:
+        # Started by DVC, whose death must not leave a trainer behind; by hand, nohup and tmux keep their meaning.
+        process.die_with_parent()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(process.locked(address, f"stage {address}"))
+        if stage.uses_gpu(binding.word):
+            for gpu in process.gpus():
+                stack.enter_context(process.locked(f"gpu-{gpu}", f"GPU {gpu}"))
+        _run(params, binding)
+
+
+def _run(params: Any, binding: Any) -> None:
+    from tasks.errors import UserError
+    from tasks.runtime import record, terminal
+
+    screen, history = terminal.Terminal(binding.address), record.History()
+    screen.header(f"{', '.join(map(str, binding.inputs.values())) or 'start'} -> {binding.out}")
+    shutil.rmtree(binding.out, ignore_errors=True)
+    binding.out.mkdir(parents=True)
+    try:
+        with record.listening(screen, history):
+            run = importlib.import_module(f"tasks.{binding.word}").run
+            section = getattr(params, binding.word)
+            metrics: dict[str, Any] = run(params.shared, section, **binding.inputs, out=binding.out)
+        if not any(binding.out.iterdir()):
+            raise UserError(f"stage {binding.address} wrote nothing to {binding.out}")
+        record.write_metrics(binding.metrics, metrics)
+        history.write(binding.history)
+        screen.done(metrics)
+    finally:
+        screen.close()
+
+
+def _require_inputs(binding: Any) -> None:
+    from tasks.errors import UserError
+    from tasks.runtime import stage
+
+    for path in binding.inputs.values():
+        if not path.exists():
+            raise UserError(f"{path} is missing: run `dvc repro {stage.maker(path)}` or `make align`")
+
+
+def _fail(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
