@@ -44,7 +44,7 @@ class Terminal:
         self.last_step, self.last_event = step, now
         if now - self.last_shown >= EVERY[self.rewrites] or step >= total:
             self.last_shown = now
-            parts = [f"{self.name} {step}/{total}", *_figures(values | timing)]
+            parts = [f"{self.name} {step}/{total}", *_figures({**values, **timing})]
             if step < total:
                 parts.append(f"{duration(self._left(now, step))} left")
             self._progress("  ".join(parts))
