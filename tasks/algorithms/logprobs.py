@@ -1,0 +1,123 @@
+"""Log-probabilities of tokens under a causal language model.
+
+Legend: B sequences, T positions, V vocabulary. Index t: `logits[:, t]` is the distribution that `tokens[:, t]` was drawn
+from. A model's raw output runs one step ahead (its output at input position t-1 scores token t): the caller shifts once,
+where the model is called, and nothing here shifts again.
+The temperature divides the logits in the sampler, the reference, the update and the entropy alike.
+
+Memory: the logits are the largest tensor of a training step. Both functions keep only them (in their own precision)
+and one [B, T] for the backward pass; float32 copies of a few rows at a time are made, used and dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_CHUNK = 1 << 22
+"""Elements of a float32 working copy: 16 MB."""
+
+
+def token_log_probs(logits: Tensor, tokens: Tensor, *, temperature: float) -> Tensor:
+    """Log-probability of each token: log softmax(z)[token] = z[token] - logsumexp(z), z = logits / temperature.
+
+    Shapes: logits [B, T, V] of any float type, tokens [B, T] of integers in [0, V), also in masked slots;
+    returns [B, T] float32 (float64 of float64), in nats. Gradient: (onehot - softmax(z)) / temperature, rounded to the
+    type of the logits; it is 0, not NaN, wherever the incoming gradient is 0, whatever the logits are there.
+    Errors: ValueError for a temperature that is not positive or shapes that do not fit.
+    """
+    _check(logits, temperature)
+    if logits.shape[:-1] != tokens.shape:
+        raise ValueError(f"tokens have shape {tuple(tokens.shape)}, expected {tuple(logits.shape[:-1])}")
+    return _TokenLogProbs.apply(logits, tokens, temperature)
+
+
+def entropy(logits: Tensor, *, temperature: float) -> Tensor:
+    """Entropy of the next-token distribution: H = -sum_v p_v log p_v, p = softmax(z), z = logits / temperature.
+
+    Shapes: logits [B, T, V]; returns [B, T] float32 (float64 of float64), in nats, in [0, ln V]. A logit of -inf (a
+    forbidden token) contributes 0. Gradient: -p (log p + H) / temperature, 0 wherever the incoming gradient is 0.
+    Errors: ValueError for a temperature that is not positive.
+    """
+    _check(logits, temperature)
+    return _Entropy.apply(logits, temperature)
+
+
+class _TokenLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+        normaliser = _empty_per_token(logits)
+        log_probs = _empty_per_token(logits)
+        for rows in _chunks(logits):
+            z = _scaled(logits[rows], temperature)
+            normaliser[rows] = z.logsumexp(-1)
+            log_probs[rows] = z.gather(-1, tokens[rows].unsqueeze(-1)).squeeze(-1) - normaliser[rows]
+        ctx.save_for_backward(logits, tokens, normaliser)
+        ctx.temperature = temperature
+        return log_probs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        logits, tokens, normaliser = ctx.saved_tensors
+        out = torch.empty_like(logits)
+        for rows in _chunks(logits):
+            slope = (grad[rows] / ctx.temperature).unsqueeze(-1)
+            p = _scaled(logits[rows], ctx.temperature).sub_(normaliser[rows].unsqueeze(-1)).exp_()
+            local = p.mul_(-slope).scatter_add_(-1, tokens[rows].unsqueeze(-1), slope)
+            out[rows] = local.masked_fill_(slope == 0, 0.0).to(out.dtype)
+        return out, None, None
+
+
+class _Entropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, temperature: float) -> Tensor:
+        found = _empty_per_token(logits)
+        for rows in _chunks(logits):
+            log_p = _scaled(logits[rows], temperature).log_softmax(-1)
+            found[rows] = -(log_p.exp() * log_p).masked_fill_(log_p == -torch.inf, 0.0).sum(-1)
+        ctx.save_for_backward(logits, found)
+        ctx.temperature = temperature
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        logits, found = ctx.saved_tensors
+        out = torch.empty_like(logits)
+        for rows in _chunks(logits):
+            slope = (grad[rows] / ctx.temperature).unsqueeze(-1)
+            log_p = _scaled(logits[rows], ctx.temperature).log_softmax(-1)
+            local = -slope * log_p.exp() * (log_p + found[rows].unsqueeze(-1))
+            out[rows] = local.masked_fill_((slope == 0) | (log_p == -torch.inf), 0.0).to(out.dtype)
+        return out, None
+
+
+def _chunks(logits: Tensor) -> Iterator[slice]:
+    """Slices along B: a slice of a view costs nothing, while flattening [B, T, V] would copy it."""
+    size = max(1, _CHUNK // max(1, logits[0].numel())) if len(logits) else 1
+    return (slice(start, start + size) for start in range(0, len(logits), size))
+
+
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
+    """A new tensor logits / temperature in at least float32."""
+    return logits.to(_precision(logits)) / temperature
+
+
+def _empty_per_token(logits: Tensor) -> Tensor:
+    return torch.empty(logits.shape[:-1], dtype=_precision(logits), device=logits.device)
+
+
+def _precision(logits: Tensor) -> torch.dtype:
+    return torch.promote_types(logits.dtype, torch.float32)
+
+
+def _check(logits: Tensor, temperature: float) -> None:
+    if not temperature > 0:
+        raise ValueError(f"temperature is {temperature}, expected a positive number")
+    if logits.ndim != 3:
+        raise ValueError(f"logits have shape {tuple(logits.shape)}, expected [B, T, V]")

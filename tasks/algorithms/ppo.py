@@ -1,0 +1,106 @@
+"""Clipped losses of proximal policy optimisation.
+
+Legend: B answers, T positions. Index t: token t of the answer; `old` is what the sampling policy or the critic of the
+rollout said. Reduction, everywhere: mean over the counted tokens of the whole optimiser batch. `count` is the number of
+those tokens; with it losses and mean statistics of micro-batches add up to the batch's. None: this batch's own.
+Masked slots change neither values nor gradients.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tasks.algorithms.kl import k3
+from tasks.algorithms.masking import counted, keep, masked_mean, masked_sum
+
+Statistics = dict[str, Tensor]
+
+_EXP_LIMIT = 80.0
+"""float32 exp is inf from 88.7. With an infinite ratio even the token that clipping cuts has gradient 0 * inf = NaN."""
+
+
+def clipped_policy_loss(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip: float,
+    count: float | Tensor | None = None,
+) -> tuple[Tensor, Statistics]:
+    """PPO's pessimistic surrogate: mean of max(-A r, -A clamp(r, 1-clip, 1+clip)), r = exp(log p - log p_old).
+
+    The gradient is zero only where a further step would improve the objective beyond the band: A>0 with r > 1+clip, and
+    A<0 with r < 1-clip. A>0 with r < 1-clip and A<0 with r > 1+clip are not clipped, and not bounded either.
+    The log-ratio is clamped to +-80, outside which float32 has no finite loss; inside nothing changes.
+    Source: Schulman et al. 2017 (arXiv 1707.06347), equation 7. Shapes: all [B, T]; returns a scalar and detached
+    scalars: `clip_fraction` (share of tokens whose gradient is cut), `approx_kl` (k3 estimate of KL(old || new), nats
+    per token), `ratio_max`, `ratio_min` (over counted tokens; these two do not add up over micro-batches).
+    Errors: ValueError where nothing counts, or shapes differ, or clip is not positive.
+    """
+    _positive(clip)
+    divisor = counted(mask, count)
+    old, advantages = keep(old_log_probs, mask).detach(), keep(advantages, mask).detach()
+    log_ratio = keep(log_probs, mask) - old
+    ratio = log_ratio.clamp(-_EXP_LIMIT, _EXP_LIMIT).exp()
+    free = -advantages * ratio
+    bounded = -advantages * ratio.clamp(1 - clip, 1 + clip)
+    loss = masked_sum(torch.maximum(free, bounded), mask) / divisor
+    with torch.no_grad():
+        counts = mask.bool()
+        statistics = {
+            "clip_fraction": masked_sum((bounded > free).float(), mask) / divisor,
+            "approx_kl": masked_sum(k3(-log_ratio), mask) / divisor,
+            "ratio_max": ratio.masked_fill(~counts, -torch.inf).max(),
+            "ratio_min": ratio.masked_fill(~counts, torch.inf).min(),
+        }
+    return loss, statistics
+
+
+def clipped_value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    mask: Tensor,
+    *,
+    clip: float,
+    count: float | Tensor | None = None,
+) -> tuple[Tensor, Statistics]:
+    """Squared error of the critic, kept near its rollout: mean of max((V - R)^2, (V_clipped - R)^2) / 2.
+
+    V_clipped = V_old + clamp(V - V_old, -clip, clip). The gradient is zero where V left the band towards the return.
+    Source: Ziegler et al. 2019, code; implementation detail 9 of "The 37 implementation details of PPO" (2022).
+    Shapes: all [B, T]; returns a scalar (squared reward units) and the detached `clip_fraction`.
+    Errors: ValueError where nothing counts, or shapes differ, or clip is not positive.
+    """
+    _positive(clip)
+    divisor = counted(mask, count)
+    old, returns = keep(old_values, mask).detach(), keep(returns, mask).detach()
+    values = keep(values, mask)
+    free = (values - returns).square()
+    bounded = (old + (values - old).clamp(-clip, clip) - returns).square()
+    loss = 0.5 * masked_sum(torch.maximum(free, bounded), mask) / divisor
+    with torch.no_grad():
+        fraction = masked_sum((bounded > free).float(), mask) / divisor
+    return loss, {"clip_fraction": fraction}
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
+    """How much of the returns the critic predicts: 1 - Var(R - V) / Var(R); 1 is perfect, 0 is a constant guess.
+
+    Variances are biased and over the counted tokens of the whole batch. Returns without variance give 0 (undefined).
+    Shapes: all [B, T]; returns a detached scalar. Errors: ValueError where nothing counts, or shapes differ.
+    """
+    returns, values = keep(returns, mask).detach(), keep(values, mask).detach()
+    total = _variance(returns, mask)
+    return torch.where(total > 0, 1 - _variance(returns - values, mask) / total, torch.zeros_like(total))
+
+
+def _variance(x: Tensor, mask: Tensor) -> Tensor:
+    return masked_mean((x - masked_mean(x, mask)).square(), mask)
+
+
+def _positive(clip: float) -> None:
+    if not clip > 0:
+        raise ValueError(f"clip is {clip}, expected a positive number")
