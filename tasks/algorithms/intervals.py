@@ -110,12 +110,13 @@ def _normal_quantile(confidence: float) -> float:
 
 
 def _t_quantile(freedom: int, confidence: float) -> float:
-    """x with P(|t| < x) = confidence. Exact series up to 100 degrees of freedom, beyond it an expansion (error 1e-7)."""
+    """x with P(|t| < x) = confidence: an exact series up to 100 degrees of freedom, beyond it an expansion."""
     z = _normal_quantile(confidence)
     if freedom > 100:
-        # Abramowitz and Stegun 26.7.5
-        terms = (z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96)
-        return sum(term / freedom**power for power, term in enumerate(terms))
+        # Abramowitz and Stegun 26.7.5; off by less than 1e-6 from here on.
+        third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+        terms = (z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, third)
+        return math.fsum(term / freedom**power for power, term in enumerate(terms))
     low, high = 0.0, math.pi / 2
     for _ in range(60):
         middle = (low + high) / 2

@@ -44,7 +44,7 @@ class KLCoefficient:
     """The weight of the KL penalty; fixed when `target` is None, else it follows the measured KL.
 
     error = clip(kl / target - 1, -0.2, 0.2);  value <- value * (1 + error * episodes / horizon).
-    Source: Ziegler et al. 2019 (arXiv 1909.08593), section 2.2, clip range from their equation. InstructGPT kept it fixed.
+    Source: Ziegler et al. 2019 (arXiv 1909.08593), section 2.2. (InstructGPT kept its coefficient fixed.)
     """
 
     value: float

@@ -1,8 +1,8 @@
 """Log-probabilities of tokens under a causal language model.
 
-Legend: B sequences, T positions, V vocabulary. Index t: `logits[:, t]` is the distribution that `tokens[:, t]` was drawn
-from. A model's raw output runs one step ahead (its output at input position t-1 scores token t): the caller shifts once,
-where the model is called, and nothing here shifts again.
+Legend: B sequences, T positions, V vocabulary. Index t: `logits[:, t]` is the distribution that `tokens[:, t]` was
+drawn from. A model's raw output runs one step ahead (its output at input position t-1 scores token t): the caller
+shifts once, where the model is called, and nothing here shifts again.
 The temperature divides the logits in the sampler, the reference, the update and the entropy alike.
 
 Memory: the logits are the largest tensor of a training step. Both functions keep only them (in their own precision)
@@ -33,7 +33,8 @@ def token_log_probs(logits: Tensor, tokens: Tensor, *, temperature: float) -> Te
     _check(logits, temperature)
     if logits.shape[:-1] != tokens.shape:
         raise ValueError(f"tokens have shape {tuple(tokens.shape)}, expected {tuple(logits.shape[:-1])}")
-    return _TokenLogProbs.apply(logits, tokens, temperature)
+    found: Tensor = _TokenLogProbs.apply(logits, tokens, temperature)  # type: ignore[no-untyped-call]
+    return found
 
 
 def entropy(logits: Tensor, *, temperature: float) -> Tensor:
@@ -44,7 +45,8 @@ def entropy(logits: Tensor, *, temperature: float) -> Tensor:
     Errors: ValueError for a temperature that is not positive.
     """
     _check(logits, temperature)
-    return _Entropy.apply(logits, temperature)
+    found: Tensor = _Entropy.apply(logits, temperature)  # type: ignore[no-untyped-call]
+    return found
 
 
 class _TokenLogProbs(torch.autograd.Function):

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 def best_against_worst(scores: Sequence[float], *, margin: float) -> tuple[int, int] | None:
     """Indices (best, worst) of the answers with the highest and the lowest score, higher is better.
 
-    Of equal scores the first answer is taken, so the result depends on nothing but the scores. None for a tie, and where
-    the two differ by less than `margin`. Units: margin is in those of the scores.
+    Of equal scores the first answer is taken, so the result depends on nothing but the scores. None for a tie, and
+    where the two differ by less than `margin` (units of the scores).
     Errors: ValueError for fewer than two scores, a score that is not finite, or a negative margin.
     """
     if len(scores) < 2:
@@ -26,7 +26,10 @@ def best_against_worst(scores: Sequence[float], *, margin: float) -> tuple[int, 
 
 
 def pair_count(k: int) -> int:
-    """Pairs that k answers make: k(k-1)/2 (Ouyang et al. 2022, arXiv 2203.02155, equation 1). Errors: ValueError, k < 0."""
+    """Pairs that k answers make: k (k-1) / 2. Source: Ouyang et al. 2022 (arXiv 2203.02155), section 3.5.
+
+    Errors: ValueError for a negative k.
+    """
     if k < 0:
         raise ValueError(f"k is {k}, expected at least 0")
     return k * (k - 1) // 2

@@ -19,7 +19,8 @@ def bradley_terry_loss(chosen: Tensor, rejected: Tensor, *, count: float | None 
     `logsigmoid` stays finite where log(1 + exp(-x)) overflows (from x = -89 in float32).
     Source: Bradley and Terry 1952; Ouyang et al. 2022 (arXiv 2203.02155), equation 1.
     Shapes: chosen, rejected [B] rewards; returns a scalar in nats per pair and detached scalars: `accuracy` (share of
-    pairs with r_chosen > r_rejected), `ties` (share with equality; neither right nor wrong), `margin` (mean difference).
+    pairs with r_chosen > r_rejected), `ties` (share with equality: neither right nor wrong), `margin` (mean
+    difference).
     Errors: ValueError for no pairs or shapes that differ.
     """
     divisor = _pairs(chosen, rejected, count=count)
