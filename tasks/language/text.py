@@ -1,0 +1,68 @@
+"""Tokenizers: the only file that imports them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from tasks.errors import UserError
+
+_CHAT = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<eos>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+_UNUSED = ("<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>", "<|padding|>", "<|endoftext|>", "<unk>")
+"""Tokens that can stand for padding where a tokenizer names none, the best first."""
+
+
+def load_tokenizer(source: str | Path, **options: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder or hub id. Raises UserError that names the source."""
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError, ImportError and tokenizers' own
+        raise UserError(f"no tokenizer can be read from {source}: {error}") from error
+
+
+def byte_tokenizer() -> PreTrainedTokenizerBase:
+    """Every byte a token whose id is the byte's value; then pad, bos, eos and the marks of the three chat roles."""
+    shown = _byte_characters()
+    core = Tokenizer(models.BPE(vocab={shown[byte]: byte for byte in range(256)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    roles = [f"<|{role}|>" for role in ("system", "user", "assistant")]
+    core.add_special_tokens([AddedToken(text, special=True) for text in ("<pad>", "<bos>", "<eos>", *roles)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", extra_special_tokens=roles
+    )
+    tokenizer.chat_template = _CHAT
+    return tokenizer
+
+
+def separate_pad(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
+    """Give the tokenizer a pad token that is not its end-of-sequence token, in place.
+
+    An unused token of its vocabulary is taken; one is added only where there is none (the caller then sees to the
+    embedding). Raises UserError for a tokenizer without an end-of-sequence token: no answer could end.
+    """
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"the tokenizer of {source} names no end-of-sequence token (eos_token), so no answer could end")
+    taken = {tokenizer.eos_token_id, tokenizer.bos_token_id}
+    if tokenizer.pad_token_id is not None and tokenizer.pad_token_id not in taken:
+        return
+    vocabulary = tokenizer.get_vocab()
+    for token in _UNUSED:
+        if token in vocabulary and vocabulary[token] not in taken:
+            tokenizer.pad_token = token
+            return
+    tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
+
+
+def _byte_characters() -> list[str]:
+    """The printable character that byte-level BPE writes for each byte (GPT-2's table, by byte value)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    shown = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+    return [shown[byte] for byte in range(256)]
