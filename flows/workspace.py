@@ -25,7 +25,7 @@ MARK = Path(".dvc/config.local")
 """Marks a workspace; DVC reads it and leaves the surrounding git repository alone."""
 
 
-def create(folder: Path, overlay: Mapping[str, Any] | None = None, source: Path = Path(".")) -> None:
+def create(folder: Path, overlay: Mapping[str, Any] | None = None, source: Path = Path()) -> None:
     """Copy the project's files (tracked, or new and not ignored) to `folder` and lay `overlay` on its params.yaml.
 
     An existing workspace is brought up to date and keeps what its runs made. Raises UserError for any other folder.

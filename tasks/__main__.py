@@ -58,25 +58,47 @@ def execute(address: str) -> None:
 
 
 def _run(params: Any, binding: Any) -> None:
-    from tasks.errors import UserError
-    from tasks.runtime import record, terminal
+    """Run the stage with everyone listening; whatever ends it, its MLflow run is closed with the right status."""
+    from tasks.runtime import record, reporter, terminal
 
+    section = getattr(params, binding.word)
     screen, history = terminal.Terminal(binding.address), record.History()
     screen.header(f"{', '.join(map(str, binding.inputs.values())) or 'start'} -> {binding.out}")
-    shutil.rmtree(binding.out, ignore_errors=True)
-    binding.out.mkdir(parents=True)
+    listeners: list[Any] = [screen, history]
+    tracked = None
+    if reporter.wanted():
+        described = {"shared": params.shared.model_dump(mode="json"), binding.word: section.model_dump(mode="json")}
+        start = {"address": binding.address, "word": binding.word, "params": described}
+        tracked = reporter.Reporter(start, screen.note)
+        listeners.append(tracked)
+    status, error, metrics = "FAILED", "", {}
     try:
-        with record.listening(screen, history):
-            run = importlib.import_module(f"tasks.{binding.word}").run
-            section = getattr(params, binding.word)
-            metrics: dict[str, Any] = run(params.shared, section, **binding.inputs, out=binding.out)
-        if not any(binding.out.iterdir()):
-            raise UserError(f"stage {binding.address} wrote nothing to {binding.out}")
+        with record.listening(*listeners):
+            metrics = _work(params.shared, section, binding)
         record.write_metrics(binding.metrics, metrics)
         history.write(binding.history)
-        screen.done(metrics)
+        status = "FINISHED"
+    except BaseException as raised:
+        status = "FAILED" if isinstance(raised, Exception) else "KILLED"
+        error = f"{type(raised).__name__}: {raised}"
+        raise
     finally:
         screen.close()
+        if tracked:
+            tracked.end(status, metrics, error)
+    screen.done(metrics)
+
+
+def _work(shared: Any, section: Any, binding: Any) -> dict[str, Any]:
+    from tasks.errors import UserError
+
+    shutil.rmtree(binding.out, ignore_errors=True)
+    binding.out.mkdir(parents=True)
+    run = importlib.import_module(f"tasks.{binding.word}").run
+    metrics: dict[str, Any] = run(shared, section, **binding.inputs, out=binding.out)
+    if not any(binding.out.iterdir()):
+        raise UserError(f"stage {binding.address} wrote nothing to {binding.out}")
+    return metrics
 
 
 def _require_inputs(binding: Any) -> None:

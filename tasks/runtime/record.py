@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from tasks.errors import UserError
+from tasks.runtime import records
 
 
 class Listener(Protocol):
@@ -61,7 +60,7 @@ class History:
         writer.writerow(columns)
         for row in self.rows:
             writer.writerow([row[c] if math.isfinite(row.get(c, math.nan)) else "" for c in columns])
-        write_atomically(path, text.getvalue())
+        records.write_text(path, text.getvalue())
 
 
 _listeners: list[Listener] = []
@@ -108,7 +107,7 @@ def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
     for name, value in flat(metrics).items():
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{path}: {name} is {value}, expected a finite number: the run diverged or had no data")
-    write_atomically(path, json.dumps(metrics, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+    records.write_json(path, metrics)
 
 
 def flat(tree: Mapping[str, Any], separator: str = ".", prefix: str = "") -> dict[str, Any]:
@@ -120,17 +119,3 @@ def flat(tree: Mapping[str, Any], separator: str = ".", prefix: str = "") -> dic
         else:
             found[f"{prefix}{key}"] = value
     return found
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write the file whole or not at all: temporary name, flush to disk, rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
