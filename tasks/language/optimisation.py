@@ -1,0 +1,78 @@
+"""One optimiser step, in float32 whatever the precision of the arithmetic.
+
+bfloat16 has 8 bits of precision: at learning rate 1e-5 most updates of a weight near 1 round away. So the optimiser
+and the accumulated gradients are float32 "master" copies, and the model that computes is their rounded image.
+This is mixed precision in the sense of Micikevicius et al. 2017 (arXiv 1710.03740), section 3.1; unlike autocast it
+casts each weight once a step, not once a forward pass.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tasks.language.models import cast_parameters
+
+
+class MasterWeights:
+    """The float32 weights, gradients and AdamW moments behind a model that may compute in bfloat16.
+
+    `backward` any number of losses (micro-batches whose sum is the batch's loss), then `step`.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, *, precision: torch.dtype, weight_decay: float, max_grad_norm: float
+    ) -> None:
+        self.model = model
+        self.max_grad_norm = max_grad_norm
+        self._mixed = precision != torch.float32
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        # In float32 the model's own parameters are the masters.
+        self._masters = [p.detach().clone() for p in trainable] if self._mixed else list(trainable)
+        # By storage, not by name: tied weights have two names and one storage.
+        masters = {p.data_ptr(): master for p, master in zip(trainable, self._masters, strict=True)}
+        self._exported = {k: masters.get(v.data_ptr(), v) for k, v in model.state_dict().items()}
+        self._working = cast_parameters(model, precision)
+        # eps 1e-5: Ziegler et al. 2019 (code), the value PPO is usually run with.
+        self._optimiser = torch.optim.AdamW(self._masters, lr=0.0, eps=1e-5, weight_decay=weight_decay, fused=True)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of `loss` to the float32 gradients."""
+        loss.backward()
+        if not self._mixed:
+            return
+        for master, working in zip(self._masters, self._working, strict=True):
+            if working.grad is not None:
+                if master.grad is None:
+                    master.grad = working.grad.float()
+                else:
+                    master.grad += working.grad
+                working.grad = None
+
+    def step(self, learning_rate: float) -> float:
+        """Clip, update, round into the model. Returns the gradient's norm before clipping. Raises on a non-finite one."""
+        norm = float(torch.nn.utils.clip_grad_norm_(self._masters, self.max_grad_norm, error_if_nonfinite=True))
+        for group in self._optimiser.param_groups:
+            group["lr"] = learning_rate
+        self._optimiser.step()
+        self._optimiser.zero_grad(set_to_none=True)
+        if self._mixed:
+            with torch.no_grad():
+                torch._foreach_copy_(self._working, self._masters)
+        return norm
+
+    def weights(self) -> dict[str, Tensor]:
+        """The float32 state dict: what a checkpoint holds. The model in memory is its image in `precision`."""
+        return self._exported
+
+
+def linear_schedule(step: int, total: int, *, peak: float, warmup: float) -> float:
+    """Learning rate of step 0 <= `step` < `total`: linear rise over the first warmup * total steps, then to 0.
+
+    The rise starts at peak / (rise + 1) and the last step is the last before 0, so that no step is wasted at rate 0.
+    """
+    rise = int(warmup * total)
+    if step < rise:
+        return peak * (step + 1) / (rise + 1)
+    return peak * (total - step) / max(1, total - rise)
