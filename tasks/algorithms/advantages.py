@@ -45,9 +45,7 @@ def shaped_rewards(score: Tensor, log_ratio: Tensor, mask: Tensor, *, coefficien
     return place_score(score, mask) - coefficient * k1(keep(log_ratio, mask))
 
 
-def gae(
-    rewards: Tensor, values: Tensor, mask: Tensor, *, discount: float, trace: float
-) -> tuple[Tensor, Tensor]:
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, discount: float, trace: float) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation, and the returns that the value function learns.
 
     delta_t = r_t + discount * V_{t+1} - V_t;  A_t = delta_t + discount * trace * A_{t+1};  returns_t = A_t + V_t.

@@ -5,8 +5,8 @@ drawn from. A model's raw output runs one step ahead (its output at input positi
 shifts once, where the model is called, and nothing here shifts again.
 The temperature divides the logits in the sampler, the reference, the update and the entropy alike.
 
-Memory: the logits are the largest tensor of a training step. Both functions keep only them (in their own precision)
-and one [B, T] for the backward pass; float32 copies of a few rows at a time are made, used and dropped.
+Memory: the logits are the largest tensor of a training step. Both functions keep only them, in their own precision, for
+the backward pass; float32 copies of a few rows at a time are made, used and dropped.
 """
 
 from __future__ import annotations
@@ -52,24 +52,22 @@ def entropy(logits: Tensor, *, temperature: float) -> Tensor:
 class _TokenLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-        normaliser = _empty_per_token(logits)
-        log_probs = _empty_per_token(logits)
+        found = _empty_per_token(logits)
         for rows in _chunks(logits):
-            z = _scaled(logits[rows], temperature)
-            normaliser[rows] = z.logsumexp(-1)
-            log_probs[rows] = z.gather(-1, tokens[rows].unsqueeze(-1)).squeeze(-1) - normaliser[rows]
-        ctx.save_for_backward(logits, tokens, normaliser)
+            log_p = _log_softmax(logits[rows], temperature)
+            found[rows] = log_p.gather(-1, tokens[rows].unsqueeze(-1)).squeeze(-1)
+        ctx.save_for_backward(logits, tokens)
         ctx.temperature = temperature
-        return log_probs
+        return found
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        logits, tokens, normaliser = ctx.saved_tensors
+        logits, tokens = ctx.saved_tensors
         out = torch.empty_like(logits)
         for rows in _chunks(logits):
             slope = (grad[rows] / ctx.temperature).unsqueeze(-1)
-            p = _scaled(logits[rows], ctx.temperature).sub_(normaliser[rows].unsqueeze(-1)).exp_()
+            p = _log_softmax(logits[rows], ctx.temperature).exp_()
             local = p.mul_(-slope).scatter_add_(-1, tokens[rows].unsqueeze(-1), slope)
             out[rows] = local.masked_fill_(slope == 0, 0.0).to(out.dtype)
         return out, None, None
@@ -80,7 +78,7 @@ class _Entropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, temperature: float) -> Tensor:
         found = _empty_per_token(logits)
         for rows in _chunks(logits):
-            log_p = _scaled(logits[rows], temperature).log_softmax(-1)
+            log_p = _log_softmax(logits[rows], temperature)
             found[rows] = -(log_p.exp() * log_p).masked_fill_(log_p == -torch.inf, 0.0).sum(-1)
         ctx.save_for_backward(logits, found)
         ctx.temperature = temperature
@@ -93,7 +91,7 @@ class _Entropy(torch.autograd.Function):
         out = torch.empty_like(logits)
         for rows in _chunks(logits):
             slope = (grad[rows] / ctx.temperature).unsqueeze(-1)
-            log_p = _scaled(logits[rows], ctx.temperature).log_softmax(-1)
+            log_p = _log_softmax(logits[rows], ctx.temperature)
             local = -slope * log_p.exp() * (log_p + found[rows].unsqueeze(-1))
             out[rows] = local.masked_fill_((slope == 0) | (log_p == -torch.inf), 0.0).to(out.dtype)
         return out, None
@@ -105,9 +103,9 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, len(logits), size))
 
 
-def _scaled(logits: Tensor, temperature: float) -> Tensor:
-    """A new tensor logits / temperature in at least float32."""
-    return logits.to(_precision(logits)) / temperature
+def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    """A new tensor of at least float32. z - logsumexp(z) would round at the size of z."""
+    return (logits.to(_precision(logits)) / temperature).log_softmax(-1)
 
 
 def _empty_per_token(logits: Tensor) -> Tensor:

@@ -49,11 +49,19 @@ def whiten(x: Tensor, mask: Tensor, *, centre: bool) -> Tensor:
     Shapes: x, mask [B, T]; returns [B, T] with 0 in masked slots. One counted position, or equal ones, give
     x - m = 0, not NaN. Errors: ValueError where nothing counts.
     """
-    mean = masked_mean(x, mask)
-    centred = keep(x - mean, mask)
-    variance = masked_mean(centred.square(), mask)
-    scaled = centred * torch.rsqrt(variance + 1e-8)
-    return scaled if centre else keep(scaled + mean, mask)
+    centred = centre_on_mean(x, mask)
+    scaled = centred * torch.rsqrt(masked_mean(centred.square(), mask) + 1e-8)
+    return scaled if centre else keep(scaled + masked_mean(x, mask), mask)
+
+
+def centre_on_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """x - mean over the counted positions of the whole batch; 0 in masked slots.
+
+    Twice, because the float32 mean of equal numbers can miss them by a rounding, which a division by their standard
+    deviation would blow up: the second pass takes that away. Shapes: x, mask alike, and the result.
+    """
+    once = x - masked_mean(x, mask)
+    return keep(once - masked_mean(once, mask), mask)
 
 
 def counted(mask: Tensor, count: float | Tensor | None = None) -> float | Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tasks.algorithms.kl import k3
-from tasks.algorithms.masking import counted, keep, masked_mean, masked_sum
+from tasks.algorithms.masking import centre_on_mean, counted, keep, masked_mean, masked_sum
 
 Statistics = dict[str, Tensor]
 
@@ -89,16 +89,15 @@ def clipped_value_loss(
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     """How much of the returns the critic predicts: 1 - Var(R - V) / Var(R); 1 is perfect, 0 is a constant guess.
 
-    Variances are biased and over the counted tokens of the whole batch. Returns without variance give 0 (undefined).
+    Variances are biased and over the counted tokens of the whole batch. Returns that are all equal (to a rounding) give
+    0, though it is undefined there: a metric must be finite.
     Shapes: all [B, T]; returns a detached scalar. Errors: ValueError where nothing counts, or shapes differ.
     """
     returns, values = keep(returns, mask).detach(), keep(values, mask).detach()
-    total = _variance(returns, mask)
-    return torch.where(total > 0, 1 - _variance(returns - values, mask) / total, torch.zeros_like(total))
-
-
-def _variance(x: Tensor, mask: Tensor) -> Tensor:
-    return masked_mean((x - masked_mean(x, mask)).square(), mask)
+    total = masked_mean(centre_on_mean(returns, mask).square(), mask)
+    residual = masked_mean(centre_on_mean(returns - values, mask).square(), mask)
+    rounding = torch.finfo(returns.dtype).eps ** 2 * masked_mean(returns.square(), mask)
+    return torch.where(total > rounding, 1 - residual / total, torch.zeros_like(total))
 
 
 def _positive(clip: float) -> None:

@@ -1,0 +1,1 @@
+"""Each quantity: golden value, identity, gradient, garbage in masked slots, micro-batches."""
