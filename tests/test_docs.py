@@ -1,0 +1,41 @@
+"""The pages that are made from the code are those that are committed, and links between pages lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from docs.make_params import PAGE, page
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def test_the_params_reference_is_up_to_date() -> None:
+    made = page(yaml.safe_load((ROOT / "params.yaml").read_text()))
+    assert made == PAGE.read_text(), "run `python -m docs.make_params` and commit docs/params.md"
+
+
+def test_the_params_reference_names_every_key() -> None:
+    def keys(value: object) -> set[str]:
+        return set(value).union(*map(keys, value.values())) if isinstance(value, dict) else set()
+
+    wanted = keys(yaml.safe_load((ROOT / "params.yaml").read_text()))
+    assert {key for key in wanted if f"`{key}`" not in PAGE.read_text() and f"## {key}\n" not in PAGE.read_text()} == set()
+
+
+@pytest.mark.parametrize("document", PAGES, ids=lambda p: p.name)
+def test_links_between_pages_lead_somewhere(document: Path) -> None:
+    text = document.read_text()
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", path):
+            continue
+        found = document.parent / path if path else document
+        assert found.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", found.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings}, target
