@@ -23,8 +23,9 @@ def test_the_params_reference_names_every_key() -> None:
     def keys(value: object) -> set[str]:
         return set(value).union(*map(keys, value.values())) if isinstance(value, dict) else set()
 
+    text = PAGE.read_text()
     wanted = keys(yaml.safe_load((ROOT / "params.yaml").read_text()))
-    assert {key for key in wanted if f"`{key}`" not in PAGE.read_text() and f"## {key}\n" not in PAGE.read_text()} == set()
+    assert {key for key in wanted if f"`{key}`" not in text and f"## {key}\n" not in text} == set()
 
 
 @pytest.mark.parametrize("document", PAGES, ids=lambda p: p.name)
