@@ -7,7 +7,7 @@ them, or padded [B, T] with `mask`, as the algorithms take them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 
 import torch
@@ -71,7 +71,7 @@ def pad(completions: Sequence[Completion], *, fill: int, device: torch.device) -
     )
 
 
-def by_length(completions: Sequence[Completion], size: int) -> Iterator[list[int]]:
+def by_length(completions: Sequence[Sized], size: int) -> Iterator[list[int]]:
     """Indices in groups of at most `size`, longest first, so that a group holds little padding.
 
     A function of the lengths alone; longest first, so that memory runs out at once or not at all.

@@ -8,10 +8,13 @@ casts each weight once a step, not once a forward pass.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tasks.language.batches import epoch_order
 from tasks.language.models import cast_parameters
 
 
@@ -76,3 +79,45 @@ def linear_schedule(step: int, total: int, *, peak: float, warmup: float) -> flo
     if step < rise:
         return peak * (step + 1) / (rise + 1)
     return peak * (total - step) / max(1, total - rise)
+
+
+Losses = Callable[[list[int]], Iterator[tuple[Tensor, Mapping[str, Tensor]]]]
+"""Rows of a batch -> for each micro-batch its share of the batch's loss and of its statistics (both add up)."""
+Report = Callable[[int, int, dict[str, float]], None]
+"""(step, total, figures)"""
+
+
+def fit(
+    master: MasterWeights,
+    losses: Losses,
+    *,
+    rows: int,
+    batch: int,
+    epochs: int,
+    learning_rate: float,
+    warmup: float,
+    generator: torch.Generator,
+    report: Report,
+) -> None:
+    """Minimise over `rows` training rows: `epochs` random passes in batches of `batch`, one optimiser step each.
+
+    Reports loss, statistics, gradient norm and learning rate of every step, 1 to total. Raises ValueError when the
+    rows do not fill one batch.
+    """
+    batches = [indices for _ in range(epochs) for indices in epoch_order(rows, batch, generator)]
+    for step, indices in enumerate(batches):
+        rate = linear_schedule(step, len(batches), peak=learning_rate, warmup=warmup)
+        figures = accumulate(master, losses(indices))
+        figures |= {"gradient_norm": master.step(rate), "learning_rate": rate}
+        report(step + 1, len(batches), figures)
+
+
+def accumulate(master: MasterWeights, parts: Iterator[tuple[Tensor, Mapping[str, Tensor]]]) -> dict[str, float]:
+    """Backward through every micro-batch of one optimiser batch; returns loss and statistics of the whole."""
+    total: dict[str, float] = {}
+    for loss, statistics in parts:
+        master.backward(loss)
+        for name, value in {"loss": loss.detach(), **statistics}.items():
+            total[name] = total.get(name, 0.0) + float(value)
+    return total
+

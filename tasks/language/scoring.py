@@ -5,13 +5,13 @@ A figure of a completion does not depend on what it is batched with (up to round
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tasks.algorithms.logprobs import token_log_probs
+from tasks.algorithms.logprobs import entropy, token_log_probs
 from tasks.language.batches import Batch, Completion, by_length, pad
 from tasks.language.models import answer_logits, scalars
 
@@ -42,25 +42,35 @@ def all_log_probs(
     model: PreTrainedModel, completions: Sequence[Completion], *, temperature: float, fill: int, size: int
 ) -> list[Tensor]:
     """Per completion the log-probabilities of its answer tokens, on the CPU, in the order given."""
-    found: list[Tensor] = [torch.empty(0)] * len(completions)
-    for group in by_length(completions, size):
-        batch = pad([completions[i] for i in group], fill=fill, device=model.device)
-        values = answer_log_probs(model, batch, temperature=temperature).cpu()
-        for row, i in enumerate(group):
-            found[i] = values[row, : len(completions[i].answer)]
-    return found
+
+    def measure(batch: Batch) -> tuple[Tensor, ...]:
+        return (answer_log_probs(model, batch, temperature=temperature),)
+
+    return [found for (found,) in _per_token(model, completions, measure, fill=fill, size=size)]
+
+
+@torch.no_grad()
+def all_log_probs_and_entropies(
+    model: PreTrainedModel, completions: Sequence[Completion], *, temperature: float, fill: int, size: int
+) -> list[tuple[Tensor, ...]]:
+    """Per completion (log-probabilities, entropies of the distributions they came from), from one forward pass."""
+
+    def measure(batch: Batch) -> tuple[Tensor, ...]:
+        logits = answer_logits(model, batch)
+        flat = token_log_probs(logits, batch.answers.unsqueeze(0), temperature=temperature)
+        return batch.padded(flat.squeeze(0)), batch.padded(entropy(logits, temperature=temperature).squeeze(0))
+
+    return _per_token(model, completions, measure, fill=fill, size=size)
 
 
 @torch.no_grad()
 def all_values(model: PreTrainedModel, completions: Sequence[Completion], *, fill: int, size: int) -> list[Tensor]:
     """Per completion the critic's values before its answer tokens, on the CPU, in the order given."""
-    found: list[Tensor] = [torch.empty(0)] * len(completions)
-    for group in by_length(completions, size):
-        batch = pad([completions[i] for i in group], fill=fill, device=model.device)
-        values = answer_values(model, batch).cpu()
-        for row, i in enumerate(group):
-            found[i] = values[row, : len(completions[i].answer)]
-    return found
+
+    def measure(batch: Batch) -> tuple[Tensor, ...]:
+        return (answer_values(model, batch),)
+
+    return [found for (found,) in _per_token(model, completions, measure, fill=fill, size=size)]
 
 
 @torch.no_grad()
@@ -70,5 +80,22 @@ def all_scores(model: PreTrainedModel, completions: Sequence[Completion], *, fil
     for group in by_length(completions, size):
         batch = pad([completions[i] for i in group], fill=fill, device=model.device)
         found[torch.tensor(group)] = last_scalars(model, batch).cpu()
-    mean, std = getattr(model.config, "reward_mean", 0.0), getattr(model.config, "reward_std", 1.0)
-    return (found - mean) / std
+    return (found - getattr(model.config, "reward_mean", 0.0)) / getattr(model.config, "reward_std", 1.0)
+
+
+def _per_token(
+    model: PreTrainedModel,
+    completions: Sequence[Completion],
+    measure: Callable[[Batch], tuple[Tensor, ...]],
+    *,
+    fill: int,
+    size: int,
+) -> list[tuple[Tensor, ...]]:
+    """`measure` every batch ([B, T] each) and give every completion its own rows, cut to its answer."""
+    found: list[tuple[Tensor, ...]] = [()] * len(completions)
+    for group in by_length(completions, size):
+        batch = pad([completions[i] for i in group], fill=fill, device=model.device)
+        measured = [values.cpu() for values in measure(batch)]
+        for row, i in enumerate(group):
+            found[i] = tuple(values[row, : len(completions[i].answer)] for values in measured)
+    return found

@@ -60,6 +60,42 @@ def separate_pad(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
     tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
 
 
+def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]], style: str) -> list[int]:
+    """A prompt as ids. plain: as it stands, with the BOS that the tokenizer adds. chat: through the chat template.
+
+    Raises UserError for messages in plain style and for a tokenizer without a chat template in chat style.
+    """
+    if style == "plain":
+        if not isinstance(prompt, str):
+            raise UserError("chat messages need shared.format: chat (it is plain)")
+        return tokenizer(prompt)["input_ids"] if prompt else []
+    if tokenizer.chat_template is None:
+        raise UserError("shared.format is chat, but the tokenizer has no chat template; use plain")
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    # The template writes its own BOS as text, so none is added here.
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def answer_tokens(tokenizer: PreTrainedTokenizerBase, answer: str, limit: int) -> list[int]:
+    """An answer as ids, tokenised apart from its prompt as the model would produce it, end-of-sequence token included.
+
+    An answer that does not fit `limit` is cut there and gets no end-of-sequence token: it did not end.
+    """
+    ids = tokenizer(answer, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+    return ids[:limit]
+
+
+def plain(prompt: str | list[dict[str, str]]) -> str:
+    """A prompt as a judge reads it: the text itself, or the messages a line each."""
+    return prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
+
+
+def text_of(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
+    """The text of sampled ids without special tokens, for judges and people; it is never encoded again."""
+    return tokenizer.decode(tokens, skip_special_tokens=True)
+
+
 def _byte_characters() -> list[str]:
     """The printable character that byte-level BPE writes for each byte (GPT-2's table, by byte value)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
