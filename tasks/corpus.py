@@ -1,0 +1,280 @@
+"""corpus: demonstrations, training prompts, held-out prompts, off-policy pairs and the judge."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.errors import UserError
+from tasks.language import embedded, examples, judge, ratings, readers, snippets, text
+from tasks.language.dialogue import draw
+from tasks.language.examples import Dropped, Example, Rated
+from tasks.language.overlap import HeldOut
+from tasks.runtime import config, record, records
+
+_ASIDE = 0.15
+"""Share of the rated texts that the judge is measured on, before it is fitted on all of them."""
+_OTHER_DOMAINS = 0.2
+"""Importance of a rated text that is no movie snippet (measured: Pearson r .69 without them, .71 with)."""
+_SHORTEST_ANSWER = 3
+"""Words after the prompt that a snippet must have."""
+
+
+@dataclass
+class Parts:
+    """The corpus before it is written."""
+
+    demonstrations: list[Example]
+    prompts: list[Example]
+    held_out: list[Example]
+    pairs: list[Example]
+    rated: list[Rated]
+    """What a fitted judge learns from; empty for the other kinds."""
+    gap: float | None = None
+    """Difference of two ratings that the judge's order is checked at; None: one standard deviation."""
+    people: float | None = None
+    """How often one person orders two texts at that gap as the other raters do."""
+
+
+def run(shared: config.Shared, cfg: config.Corpus, *, base: Path, out: Path) -> dict[str, Any]:
+    """Write demonstrations.jsonl, prompts.jsonl, held_out.jsonl, pairs.jsonl and judge/ to `out`.
+
+    base: folder of the model, whose tokenizer lengths are counted with. Raises UserError that names file and row.
+    """
+    dropped = Dropped()
+    tokenizer = text.load_tokenizer(base)
+    if cfg.source.kind == "embedded":
+        parts = _embedded(shared, cfg, cfg.source, tokenizer, dropped)
+    else:
+        parts = _files(shared, cfg, cfg.source, dropped)
+    for reason, count in sorted(dropped.counts.items()):
+        record.note(f"dropped {count}, {reason}")
+    _check(parts, shared, tokenizer, dropped)
+    _write(parts, out, "ratings" if cfg.source.kind == "embedded" else "file")
+    return {
+        "rows": {name: len(getattr(parts, name)) for name in ("demonstrations", "prompts", "held_out", "pairs", "rated")},
+        "answers_cut": sum(not _fits(tokenizer, e.answer, shared.answer_tokens) for e in parts.demonstrations),
+        "judge": _judge(shared, cfg, parts, out / "judge"),
+        "dropped": dict(sorted(dropped.counts.items())),
+    }
+
+
+def _embedded(
+    shared: config.Shared, cfg: config.Corpus, source: config.EmbeddedSource, tokenizer: Any, dropped: Dropped
+) -> Parts:
+    """The snippets in two halves: the judge's, and the policy's, whose opening words are the prompts."""
+    sdist = embedded.fetch("snippets")
+    movies = sorted(snippets.read(sdist, snippets.MOVIES), key=lambda s: draw(shared.seed, "order", s.text))
+    theirs = [s for s in movies if draw(shared.seed, "half", s.text) < source.judge_share]
+    ours = [s for s in movies if draw(shared.seed, "half", s.text) >= source.judge_share]
+    opened = _openings(ours, source.prompt_words, dropped)
+    held_out = _distinct(opened)[: cfg.held_out]
+    seen = HeldOut([e.text for e in held_out], cfg.overlap)
+    rest = _apart([e for e in opened if e not in held_out], held_out, seen, "snippets", dropped)
+    theirs = [s for s in theirs if not _leaks(seen, s.text, "judge", dropped)]
+    # Demonstrations that end within the longest answer teach where answers end.
+    whole = [e for e in rest if _fits(tokenizer, e.answer, shared.answer_tokens)]
+    demonstrations = whole[: source.demonstrations]
+    used = {e.id for e in demonstrations}
+    short = [e for e in rest if _fits(tokenizer, e.text, shared.prompt_tokens + shared.answer_tokens)]
+    rated = _given(cfg, dropped) or _embedded_ratings(sdist, theirs)
+    return Parts(
+        demonstrations=demonstrations,
+        prompts=_distinct([e for e in rest if e.id not in used])[: source.prompts],
+        held_out=held_out,
+        pairs=_rated_pairs(shared.seed, source, [e.text for e in short], {s.text: s.mean for s in ours}),
+        rated=rated if cfg.judge.kind == "fitted" else [],
+        gap=1.0,
+        people=snippets.rater_agreement([s for s in theirs if _is_aside(shared.seed, s.text)], gap=1.0),
+    )
+
+
+def _files(shared: config.Shared, cfg: config.Corpus, source: config.FileSource, dropped: Dropped) -> Parts:
+    """The user's tables; held-out prompts are split off by a hash of their text where no table gives them."""
+
+    def table(given: config.Table | None) -> list[readers.Row]:
+        return readers.read(cfg.data, given) if given else []
+
+    demonstrations = examples.demonstrations(table(source.demonstrations), dropped)
+    pairs = examples.preferences(table(source.preferences), dropped)
+    if source.prompts:
+        prompts = examples.prompts(table(source.prompts), "prompts", dropped)
+    else:
+        prompts = [Example(e.where, e.prompt) for e in demonstrations]
+    prompts = sorted(_distinct(prompts), key=lambda e: draw(shared.seed, "order", e.prompt))
+    if source.held_out:
+        held_out = examples.prompts(table(source.held_out), "held_out", dropped)
+        held_out = sorted(_distinct(held_out), key=lambda e: draw(shared.seed, "order", e.prompt))[: cfg.held_out]
+        _refuse_leak(held_out, [*demonstrations, *prompts, *pairs])
+    else:
+        held_out, prompts = prompts[: cfg.held_out], prompts[cfg.held_out :]
+        if held_out and not prompts:
+            raise UserError(f"corpus.held_out: is {cfg.held_out}, but there are {len(held_out)} prompts in all")
+    seen = HeldOut([e.text for e in held_out], cfg.overlap)
+    return Parts(
+        demonstrations=sorted(
+            _apart(demonstrations, held_out, seen, "demonstrations", dropped),
+            key=lambda e: draw(shared.seed, "order", e.id),
+        ),
+        prompts=_apart(prompts, held_out, seen, "prompts", dropped),
+        held_out=held_out,
+        pairs=_apart(pairs, held_out, seen, "preferences", dropped),
+        rated=[r for r in _given(cfg, dropped) if not _leaks(seen, r.text, "rated", dropped)],
+    )
+
+
+def _openings(found: list[snippets.Snippet], prompt_words: int, dropped: Dropped) -> list[Example]:
+    """Snippets cut after their opening words; the answer keeps the space in front of it."""
+    opened = []
+    for snippet in found:
+        words = snippet.text.split(" ")
+        prompt = " ".join(words[:prompt_words])
+        if len(words) < prompt_words + _SHORTEST_ANSWER:
+            dropped.add("snippets", "too short")
+        else:
+            opened.append(Example(f"snippet {snippet.text[:40]!r}", prompt, snippet.text[len(prompt) :]))
+    return opened
+
+
+def _distinct(found: list[Example]) -> list[Example]:
+    """The first example of each prompt."""
+    first: dict[str, Example] = {}
+    for example in found:
+        first.setdefault(example.said, example)
+    return list(first.values())
+
+
+def _apart(
+    found: list[Example], held_out: list[Example], seen: HeldOut, kind: str, dropped: Dropped
+) -> list[Example]:
+    """The examples whose prompt is not held out and whose text shares no run of words with a held-out text."""
+    prompts = {e.said for e in held_out}
+    kept = []
+    for example in found:
+        if example.prompt and example.said in prompts:
+            dropped.add(kind, "prompt is held out")
+        elif not _leaks(seen, example.text, kind, dropped):
+            kept.append(example)
+    return kept
+
+
+def _leaks(seen: HeldOut, whole: str, kind: str, dropped: Dropped) -> bool:
+    shares = seen.shares(whole)
+    if shares:
+        dropped.add(kind, "overlaps a held-out text")
+    return shares
+
+
+def _refuse_leak(held_out: list[Example], training: list[Example]) -> None:
+    trained = {e.said: e.where for e in training if e.prompt}
+    both = [e for e in held_out if e.said in trained]
+    if both:
+        raise UserError(
+            f"{both[0].where}: the held-out prompt {both[0].said[:60]!r} occurs in training ({trained[both[0].said]}); "
+            f"{len(both)} of {len(held_out)} do: take them out of one of the two"
+        )
+
+
+def _rated_pairs(
+    seed: int, source: config.EmbeddedSource, texts: list[str], means: dict[str, float]
+) -> list[Example]:
+    mean = [means[t] for t in texts]
+    rng = np.random.default_rng([seed, 1])
+    chosen = snippets.rated_pairs(texts, mean, gap=source.pair_gap, count=source.pairs, rng=rng)
+    if len(chosen) < source.pairs:
+        record.note(f"{len(chosen)} pairs have a gap of {source.pair_gap}; {source.pairs} were asked for")
+    return [
+        Example("ratings", "", chosen=texts[a], rejected=texts[b], margin=mean[a] - mean[b]) for a, b in chosen
+    ]
+
+
+def _given(cfg: config.Corpus, dropped: Dropped) -> list[Rated]:
+    """The rated texts that params.yaml names for a fitted judge, if any."""
+    if cfg.judge.kind != "fitted":
+        return []
+    if cfg.judge.rated is None:
+        if cfg.source.kind == "embedded":
+            return []
+        raise UserError("corpus.judge.rated: is null, expected a table with text and rating (only embedded brings its own)")
+    return examples.rated(readers.read(cfg.data, cfg.judge.rated), dropped)
+
+
+def _embedded_ratings(sdist: Path, theirs: list[snippets.Snippet]) -> list[Rated]:
+    """The judge's half of the snippets, and with less importance the rated texts of other domains."""
+    found = [Rated(s.text, s.mean) for s in theirs]
+    for name in snippets.OTHERS:
+        found += [Rated(s.text, s.mean, _OTHER_DOMAINS) for s in snippets.read(sdist, name)]
+    return found
+
+
+def _fits(tokenizer: Any, answer: str | None, limit: int) -> bool:
+    """Whether an answer and its end-of-sequence token take at most `limit` tokens."""
+    return len(text.answer_tokens(tokenizer, answer or "", limit + 1)) <= limit
+
+
+def _is_aside(seed: int, whole: str) -> bool:
+    return draw(seed, "aside", whole) < _ASIDE
+
+
+def _check(parts: Parts, shared: config.Shared, tokenizer: Any, dropped: Dropped) -> None:
+    """Refuse a part without rows, and a prompt that is too long, before any training."""
+    for name in ("demonstrations", "prompts", "held_out"):
+        if not getattr(parts, name):
+            why = "; ".join(f"{count} dropped, {reason}" for reason, count in sorted(dropped.counts.items()))
+            raise UserError(f"corpus: no usable row for {name} ({why or 'the source is empty'})")
+    long: Counter[str] = Counter()
+    for example in (*parts.demonstrations, *parts.prompts, *parts.held_out, *parts.pairs):
+        try:
+            tokens = len(text.prompt_tokens(tokenizer, example.prompt, shared.format))
+        except UserError as error:
+            raise UserError(f"{example.where}: {error}") from None
+        if tokens > shared.prompt_tokens:
+            long[example.where] = tokens
+    if long:
+        where, tokens = next(iter(long.items()))
+        raise UserError(
+            f"{where}: the prompt has {tokens} tokens, shared.prompt_tokens allows {shared.prompt_tokens} "
+            f"(too long: {len(long)} prompts, the longest with {max(long.values())}): raise it or shorten them"
+        )
+
+
+def _write(parts: Parts, out: Path, origin: str) -> None:
+    def rows(found: list[Example], *fields: str, **more: Any) -> list[dict[str, Any]]:
+        return [{"id": e.id, "prompt": e.prompt} | {f: getattr(e, f) for f in fields} | more for e in found]
+
+    records.write_jsonl(out / "demonstrations.jsonl", rows(parts.demonstrations, "answer"))
+    records.write_jsonl(out / "prompts.jsonl", rows([Example(e.where, e.prompt) for e in parts.prompts]))
+    records.write_jsonl(out / "held_out.jsonl", rows([Example(e.where, e.prompt) for e in parts.held_out]))
+    records.write_jsonl(out / "pairs.jsonl", rows(parts.pairs, "chosen", "rejected", "margin", origin=origin))
+
+
+def _judge(shared: config.Shared, cfg: config.Corpus, parts: Parts, folder: Path) -> dict[str, Any]:
+    """Write the judge; returns how well a fitted one follows people, on rated texts kept aside."""
+    if cfg.judge.kind == "callable":
+        judge.keep_function(cfg.judge.function, cfg.data, folder)
+        return {}
+    if cfg.judge.kind == "classifier":
+        judge.keep_classifier(cfg.judge.model, cfg.judge.label, folder)
+        return {}
+    aside = [r for r in parts.rated if r.importance == 1 and _is_aside(shared.seed, r.text)]
+    measured: dict[str, Any] = {}
+    if len(aside) >= 10:
+        kept = set(aside)
+        first = _fitted([r for r in parts.rated if r not in kept], cfg.judge.ridge)
+        gap = parts.gap or float(np.std([r.rating for r in aside]))
+        scores = first.predict([r.text for r in aside]).tolist()
+        measured = ratings.agreement(scores, [r.rating for r in aside], gap=gap) | {"gap": gap}
+        if parts.people is not None:
+            measured["one_person_ordered_as_the_others"] = parts.people
+    judge.write(folder, _fitted(parts.rated, cfg.judge.ridge).save(folder))
+    return measured
+
+
+def _fitted(rated: list[Rated], ridge: float) -> ratings.Regression:
+    return ratings.Regression.fit(
+        [r.text for r in rated], [r.rating for r in rated], [r.importance for r in rated], ridge
+    )
