@@ -8,24 +8,36 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 PYTHON = (3, 11)
+PARTIAL = Path(".rlhf/partial")
+RETRY_LATER = 75
+PACKAGES = ("pydantic", "yaml", "psutil", "torch", "transformers")
+"""Without one of these, this is the wrong Python."""
 USAGE = "usage: python -m tasks STAGE     (a stage of dvc.yaml, such as sft or evaluation@dpo)"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status: 0 done, 1 something the user can put right, 130 interrupted, 143 stopped."""
+    """Exit status: 0 done, 1 something the user can put right, 75 no network, 130 interrupted, 143 stopped."""
     if sys.version_info < PYTHON:
         return _fail(f"Python {'.'.join(map(str, PYTHON))} or newer is needed; this is {sys.version.split()[0]}")
     if len(arguments) != 1 or arguments[0].startswith("-"):
         return _fail(USAGE)
-    from tasks.errors import UserError
+    from tasks.errors import Unreachable, UserError
     from tasks.runtime.process import Stopped
 
     (address,) = arguments
     try:
         execute(address)
+    except ModuleNotFoundError as error:
+        if error.name not in PACKAGES:
+            raise
+        return _fail(f"package {error.name} is missing in {sys.executable}: `make venv`, then `. .venv/bin/activate`")
+    except Unreachable as error:
+        _fail(str(error))
+        return RETRY_LATER
     except UserError as error:
         return _fail(str(error))
     except KeyboardInterrupt:
@@ -63,7 +75,7 @@ def _run(params: Any, binding: Any) -> None:
 
     section = getattr(params, binding.word)
     screen, history = terminal.Terminal(binding.address), record.History()
-    screen.header(f"{', '.join(map(str, binding.inputs.values())) or 'start'} -> {binding.out}")
+    screen.header(f"{', '.join(dict.fromkeys(map(str, binding.inputs.values()))) or 'start'} -> {binding.out}")
     listeners: list[Any] = [screen, history]
     tracked = None
     if reporter.wanted():
@@ -91,13 +103,20 @@ def _run(params: Any, binding: Any) -> None:
 
 def _work(shared: Any, section: Any, binding: Any) -> dict[str, Any]:
     from tasks.errors import UserError
+    from tasks.runtime import made
 
-    shutil.rmtree(binding.out, ignore_errors=True)
-    binding.out.mkdir(parents=True)
+    # Made beside its place and moved there when it is whole: a folder in runs/ is never half an artefact.
+    partial = PARTIAL / binding.address
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
     run = importlib.import_module(f"tasks.{binding.word}").run
-    metrics: dict[str, Any] = run(shared, section, **binding.inputs, out=binding.out)
-    if not any(binding.out.iterdir()):
-        raise UserError(f"stage {binding.address} wrote nothing to {binding.out}")
+    metrics: dict[str, Any] = run(shared, section, **binding.inputs, out=partial)
+    if not any(partial.iterdir()):
+        raise UserError(f"stage {binding.address} wrote nothing")
+    shutil.rmtree(binding.out, ignore_errors=True)
+    binding.out.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(partial, binding.out)
+    made.remember(binding.address, binding.out)
     return metrics
 
 

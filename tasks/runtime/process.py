@@ -19,6 +19,8 @@ from tasks.errors import UserError
 LOCKS = Path(".rlhf/locks")
 FLOW_PID = "RLHF_FLOW_PID"
 """Set by the flow: a stage also ends when the flow that started it is gone."""
+PARENT_RUN = "RLHF_PARENT_RUN"
+"""Set by the flow: id of the MLflow run that stands above the stages'."""
 
 NO_TELEMETRY = {
     "DO_NOT_TRACK": "1",
@@ -31,6 +33,7 @@ QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
 }
 _POLL, _GRACE = 2.0, 15.0

@@ -51,7 +51,7 @@ def bind(address: str, dvc: Path = Path("dvc.yaml")) -> Binding:
     options = next(iter(matrix.values()), [None])
     if spec is None or (variant or None) not in options:
         raise UserError(f"unknown stage {address!r}: expected one of {', '.join(addresses(dvc))}")
-    item = {key: variant for key in matrix}
+    item = dict.fromkeys(matrix, variant)
     inputs = {}
     for dep in spec["deps"]:
         if dep.startswith("runs/"):
@@ -65,7 +65,7 @@ def addresses(dvc: Path = Path("dvc.yaml")) -> list[str]:
     """Every stage of dvc.yaml by its address, in file order, the matrix expanded."""
     found = []
     for word, spec in yaml.safe_load(dvc.read_text(encoding="utf-8"))["stages"].items():
-        items = next(iter(spec.get("matrix", {}).values()), [])
+        items: list[str] = next(iter(spec.get("matrix", {}).values()), [])
         found += [f"{word}@{item}" for item in items] or [word]
     return found
 

@@ -30,10 +30,8 @@ from mlflow.data.meta_dataset import MetaDataset
 from mlflow.entities import Metric, Param, RunTag
 
 from tasks.runtime import fingerprint, record
-from tasks.runtime.process import LOCKS
+from tasks.runtime.process import LOCKS, PARENT_RUN
 
-PARENT_RUN = "RLHF_PARENT_RUN"
-"""Environment: id of the pipeline's run, set by the flow."""
 FLUSH_POINTS, FLUSH_SECONDS = 1000, 5.0
 """A batch is written at this size (MLflow's limit) or age."""
 LIBRARIES = ("torch", "transformers", "mlflow", "dvc", "prefect", "numpy")
@@ -207,6 +205,45 @@ def companion(lines: Iterable[str]) -> None:
         run.receive(message)
     if run.dropped:
         _say(f"MLflow: {run.dropped} figures were not finite and are left out")
+
+
+def start_pipeline(name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str:
+    """Open the run that stands above a pipeline's stages; returns its id."""
+    run = mlflow.MlflowClient().create_run(open_store(), run_name=name, tags={**environment(), **tags})
+    log_params(run.info.run_id, params)
+    return str(run.info.run_id)
+
+
+def end_pipeline(run: str, status: str, values: Mapping[str, float], tags: Mapping[str, str]) -> None:
+    """Close the pipeline's run, and any stage's run below it that is still open (its process was killed outright)."""
+    client = mlflow.MlflowClient()
+    experiment = client.get_run(run).info.experiment_id
+    for left in client.search_runs(
+        [experiment], f"tags.`mlflow.parentRunId` = '{run}' and attributes.status = 'RUNNING'"
+    ):
+        client.set_terminated(left.info.run_id, "KILLED")
+    now = round(time.time() * 1000)
+    finite = [Metric(name, value, now, 0) for name, value in values.items() if math.isfinite(value)]
+    client.log_batch(run, metrics=finite, tags=[RunTag(k, v) for k, v in tags.items()])
+    client.set_terminated(run, status)
+
+
+def find(tags: Mapping[str, str]) -> str | None:
+    """Id of the latest finished run with all of these tags."""
+    wanted = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+    found = mlflow.MlflowClient().search_runs(
+        [open_store()], f"{wanted} and attributes.status = 'FINISHED'", max_results=1, order_by=["start_time DESC"]
+    )
+    return str(found[0].info.run_id) if found else None
+
+
+def tag(run: str, tags: Mapping[str, str]) -> None:
+    mlflow.MlflowClient().log_batch(run, tags=[RunTag(name, value) for name, value in tags.items()])
+
+
+def page(run: str) -> str:
+    """Where the tracking server's pages show this run, from the server's address on."""
+    return f"/#/experiments/{mlflow.MlflowClient().get_run(run).info.experiment_id}/runs/{run}"
 
 
 def _say(line: str) -> None:

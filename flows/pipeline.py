@@ -1,0 +1,191 @@
+"""The pipeline as a Prefect flow: one task per DVC stage, the graph is DVC's own.
+
+`python -m flows.pipeline [TARGET]` brings TARGET and all it depends on up to date, with a Prefect server or without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import TypeVar
+
+from prefect import State, flow, get_run_logger, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.futures import PrefectFuture
+from prefect.logging.handlers import PrefectConsoleHandler
+from prefect.states import Completed, Failed
+
+from flows import child, graph, summary
+from flows.slot import Slot
+from tasks.errors import UserError
+from tasks.runtime import config, reporter
+from tasks.runtime.process import PARENT_RUN
+from tasks.runtime.terminal import duration
+
+ON_TERMINAL = "RLHF_ON_TERMINAL"
+"""Environment, set by `main`: lines go to the terminal as they are, besides to Prefect's log."""
+T = TypeVar("T")
+_gpu = Slot()
+_passing: set[str] = set()
+"""Stages whose last failure may pass by itself."""
+
+
+@task(cache_policy=NO_CACHE, persist_result=False)
+def reproduce(node: graph.Node, place: int, force: bool, parent: str | None) -> State[bool]:
+    """Bring one stage up to date in a child process, so that its memory is freed with it.
+
+    place: position in the plan; of several stages that wait for the GPU, the first goes first.
+    """
+    if node.up_to_date and not force:
+        _say(f"{node.address}: up to date")
+        return Completed(name="Cached", message="up to date", data=False)
+    variables = {PARENT_RUN: parent} if parent else {}
+    with _gpu.held(place, wanted="gpu" in node.tags):
+        outcome = child.reproduce(node.address, force, variables, _say)
+    if outcome.retry:
+        _passing.add(node.address)
+    if not outcome.ok:
+        return Failed(message=outcome.error)
+    if outcome.ran:
+        return Completed(message=f"{node.address} made", data=True)
+    return Completed(name="Cached", message="up to date", data=False)
+
+
+@flow(name="rlhf", flow_run_name="{target}", persist_result=False, log_prints=False)
+def rlhf(target: str = "comparison", force: bool = False) -> State[None]:
+    """Reproduce `target` (any stage of dvc.yaml) and everything it depends on.
+
+    force: run every stage on the way, whether up to date or not.
+    """
+    started = time.monotonic()
+    try:
+        nodes = prepare(target)
+    except UserError as error:
+        return Failed(message=str(error))
+    before = graph.recorded()
+    idle = all(node.up_to_date for node in nodes) and not force
+    parent = None if idle else _tracked(lambda lineage: lineage.begin(target, nodes))
+    try:
+        states = _run(nodes, force, parent)
+    except BaseException:
+        # Ctrl-C, SIGTERM or a cancelled flow: no stage outlives it.
+        child.stop_all()
+        _tracked(lambda lineage: lineage.finish(parent, nodes, "KILLED", []) if parent else None)
+        raise
+    graph.keep_order(before, [node.address for node in nodes])
+    return _conclude(target, nodes, states, parent, time.monotonic() - started)
+
+
+def prepare(target: str) -> list[graph.Node]:
+    """Everything that can be refused before any work. Raises UserError."""
+    config.load()
+    nodes = graph.plan(target)
+    graph.refuse_foreign(nodes)
+    return nodes
+
+
+def _run(nodes: Sequence[graph.Node], force: bool, parent: str | None) -> dict[str, State[bool]]:
+    futures: dict[str, PrefectFuture[bool]] = {}
+    for place, node in enumerate(nodes):
+        configured = reproduce.with_options(
+            name=node.address,
+            task_run_name=node.address,
+            tags=node.tags,
+            retries=node.retries,
+            retry_delay_seconds=node.retry_delay,
+            retry_condition_fn=lambda task, run, state: task.name in _passing,
+        )
+        upstream = [futures[address] for address in node.upstream]
+        futures[node.address] = configured.submit(node, place, force, parent, wait_for=upstream)  # type: ignore[call-overload]
+    for future in futures.values():
+        future.wait()
+    return {address: future.state for address, future in futures.items()}
+
+
+def _conclude(
+    target: str, nodes: Sequence[graph.Node], states: dict[str, State[bool]], parent: str | None, seconds: float
+) -> State[None]:
+    fresh = [address for address, state in states.items() if state.is_completed() and state.name != "Cached"]
+    failed = {address: state for address, state in states.items() if state.is_failed() or state.is_crashed()}
+    ok = all(state.is_completed() for state in states.values())
+    if parent is None and ok:
+        parent = _tracked(lambda lineage: lineage.earlier(target, nodes) or lineage.linked(target, nodes))
+    elif parent is not None:
+        _tracked(lambda lineage: lineage.finish(parent, nodes, "FINISHED" if ok else "FAILED", fresh))
+    if not ok:
+        waiting = [address for address, state in states.items() if address not in failed and not state.is_completed()]
+        reasons = [f"{address} failed: {state.message}" for address, state in failed.items()]
+        return Failed(message="\n".join([*reasons, f"not run: {', '.join(waiting)}" if waiting else ""]).strip())
+    text = summary.table(nodes)
+    if text:
+        create_markdown_artifact(key="rlhf-result", markdown=text, description=f"{target}: the policies side by side")
+        _say(f"\n{text}\n")
+    if shown := summary.examples(nodes):
+        _say(f"{shown}\n")
+    news = f"made {', '.join(fresh)}" if fresh else "everything was up to date"
+    message = f"{target}: {news} ({duration(seconds)})"
+    _say(message)
+    if parent:
+        _say(f"MLflow: `make ui`, then http://127.0.0.1:5000{_tracked(lambda lineage: lineage.page(parent))}")
+    return Completed(message=message)
+
+
+def _tracked(call: Callable[[ModuleType], T]) -> T | None:
+    """Call with flows.lineage, imported only now as MLflow takes a second. MLflow never fails the pipeline."""
+    if not reporter.wanted():
+        return None
+    try:
+        from flows import lineage
+
+        return call(lineage)
+    except Exception as error:  # noqa: BLE001
+        _say(f"MLflow does not record this run: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        return None
+
+
+def _say(line: str) -> None:
+    if ON_TERMINAL in os.environ and not child.is_chatter(line):
+        print(line.strip("\n") if line.strip() else "", flush=True)
+    get_run_logger().info(line)
+
+
+def _silence_console() -> None:
+    """Prefect's own lines on the terminal repeat what the stages say; its pages keep them."""
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    for handler in logging.getLogger("prefect").handlers:
+        if isinstance(handler, PrefectConsoleHandler):
+            handler.setLevel(logging.CRITICAL)
+
+
+def main() -> int:
+    """Exit status: 0 done, 1 refused or failed, 130 interrupted."""
+    parser = argparse.ArgumentParser(prog="python -m flows.pipeline", description=__doc__.splitlines()[0])
+    parser.add_argument("target", nargs="?", default="comparison", help="a stage of dvc.yaml, such as evaluation@dpo")
+    parser.add_argument("--force", action="store_true", help="run every stage, whether up to date or not")
+    arguments = parser.parse_args()
+    try:
+        # Once before Prefect starts: a refusal then takes a second.
+        prepare(arguments.target)
+        os.environ[ON_TERMINAL] = "1"
+        _silence_console()
+        state = rlhf(arguments.target, arguments.force, return_state=True)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from the stages that are finished", file=sys.stderr)
+        return 130
+    if not state.is_completed():
+        print(f"error: {state.message}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
