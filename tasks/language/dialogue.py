@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
 from tasks.errors import UserError
 
 Message = dict[str, str]
 Prompt = str | list[Message]
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
+"""A run of letters and digits; in Chinese and Japanese, which put no space between words, each character."""
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -45,6 +48,11 @@ def spoken(prompt: Prompt) -> str:
     return "\n".join(message["content"] for message in prompt if message["role"] != "system")
 
 
+def words(text: str) -> tuple[str, ...]:
+    """Lower-case words; punctuation and spacing make no difference."""
+    return tuple(_WORD.findall(text.lower()))
+
+
 def key(*parts: Any) -> str:
     """Hex digest that is equal for equal prompts (or any JSON values)."""
     text = json.dumps(parts, ensure_ascii=True, sort_keys=True)
@@ -52,7 +60,7 @@ def key(*parts: Any) -> str:
 
 
 def draw(seed: int, purpose: str, *parts: Any) -> float:
-    """A number in [0, 1) that depends on seed, purpose and value alone: splits and orders that rows can join or leave."""
+    """A number in [0, 1) of seed, purpose and value alone: rows can join or leave and the others keep their place."""
     return int(key(seed, purpose, *parts)[:13], 16) / 16**13
 
 

@@ -66,7 +66,7 @@ def fetch(name: str, *, pins: Path = PINS, downloads: Path = DOWNLOADS) -> Path:
         found = sha256(arrived)
         if found != wanted.sha256:
             raise UserError(removed + _by_hand(wanted, target, f"its sha256 is {found}: the download was removed"))
-        os.replace(arrived, target)
+        arrived.replace(target)
     return target
 
 
@@ -89,7 +89,7 @@ def _pip_download(wanted: Pin, folder: Path) -> str | None:
     command += [*form, "--require-hashes", "--dest", str(folder), "--requirement", str(requirements)]
     # As a variable and not as an option: a pip older than 25.1 does not know it and passes over the variable.
     environment = os.environ | {"PIP_RESUME_RETRIES": os.environ.get("PIP_RESUME_RETRIES", "20")}
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, env=environment)
+    done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True, env=environment)
     if done.returncode == 0:
         return None
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tasks.errors import UserError
-from tasks.language.dialogue import Message, Prompt, key, messages, parted, shown, spoken
-from tasks.language.overlap import words
+from tasks.language.dialogue import Message, Prompt, key, messages, parted, shown, spoken, words
 from tasks.language.readers import Row
 
 
@@ -57,8 +56,9 @@ class Dropped:
 
     counts: Counter[str] = field(default_factory=Counter)
 
-    def add(self, kind: str, reason: str) -> None:
-        self.counts[f"{kind}: {reason}"] += 1
+    def add(self, kind: str, reason: str, count: int = 1) -> None:
+        if count:
+            self.counts[f"{kind}: {reason}"] += count
 
 
 def demonstrations(rows: Iterable[Row], dropped: Dropped) -> list[Example]:

@@ -8,7 +8,14 @@ import zipfile
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
 from tasks.errors import UserError
@@ -64,24 +71,40 @@ def from_source(source: str, revision: str | None) -> Pretrained:
             source, revision=revision, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
         )
     except Exception as error:  # a foreign model fails in more ways than transformers documents
-        raise UserError(f"base.model: {source} cannot be loaded as a causal language model: {error}") from error
+        raise UserError(
+            f"base.model: {source} cannot be loaded as a causal language model: {_first_line(error)}"
+        ) from error
     return model, tokenizer
 
 
-def parameter_count(source: str, revision: str | None) -> int:
-    """Parameters of a folder's or hub id's model from its config alone, tied weights once. Raises UserError."""
+def outline(source: str, revision: str | None) -> tuple[PretrainedConfig, int]:
+    """Config and parameter count (tied weights once) of a folder's or hub id's model, before its weights are read.
+
+    Raises UserError for what is no causal language model.
+    """
     try:
         config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     except Exception as error:
         raise UserError(
-            f"base.model: {source} holds no model that can be read (a config.json is needed; a hub id needs the "
-            f"network the first time): {error}"
+            f"base.model: {source} holds no model that can be read (a folder needs a config.json that transformers "
+            f"knows; a hub id must exist and needs the network the first time): {_first_line(error)}"
         ) from error
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False).num_parameters()
+            return config, AutoModelForCausalLM.from_config(config, trust_remote_code=False).num_parameters()
     except Exception as error:
-        raise UserError(f"base.model: {source} ({config.model_type}) is not a causal language model: {error}") from error
+        raise UserError(
+            f"base.model: {source} is a {config.model_type} model, expected a causal language model: "
+            f"{_first_line(error)}"
+        ) from error
+
+
+def context_length(config: PretrainedConfig) -> int | None:
+    """Longest sequence in tokens; None where the config does not say."""
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
+        if isinstance(getattr(config, name, None), int):
+            return getattr(config, name)
+    return None
 
 
 def settle_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str) -> None:
@@ -100,3 +123,8 @@ def settle_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, so
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     model.config.update(ids)
     model.generation_config = type(model.generation_config)(**ids)
+
+
+def _first_line(error: Exception) -> str:
+    """What a library says, without the paragraphs of advice that follow."""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"

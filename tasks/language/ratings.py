@@ -13,12 +13,17 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import Ridge
 
 from tasks.errors import UserError
+from tasks.language.dialogue import draw
+from tasks.language.examples import Rated
 
 _VIEWS: tuple[dict[str, Any], ...] = (
     {"analyzer": "word", "ngram_range": (1, 2), "token_pattern": r"[\w']+|[!?]", "sublinear_tf": True},
     {"analyzer": "char_wb", "ngram_range": (2, 5), "sublinear_tf": True},
 )
 """Words carry the opinion; pieces of words make up for the words that few rated texts have."""
+_ASIDE = 0.15
+"""Share of the rated texts that the judge is measured on and does not learn from."""
+_FEWEST_ASIDE = 10
 _FEWEST = 20
 """Rated texts below which a fit means nothing."""
 
@@ -32,7 +37,9 @@ class Regression:
         self._intercept = intercept
 
     @classmethod
-    def fit(cls, texts: Sequence[str], ratings: Sequence[float], importance: Sequence[float], ridge: float) -> Regression:
+    def fit(
+        cls, texts: Sequence[str], ratings: Sequence[float], importance: Sequence[float], ridge: float
+    ) -> Regression:
         """Least squares weighted by `importance`, with an L2 penalty `ridge`. Raises UserError without enough data."""
         if len(texts) < _FEWEST or max(ratings) == min(ratings):
             raise UserError(
@@ -63,7 +70,11 @@ class Regression:
             terms = "\n".join(sorted(vectorizer.vocabulary_, key=vectorizer.vocabulary_.__getitem__))
             (folder / f"terms_{number}.txt").write_text(terms, encoding="utf-8", newline="\n")
         save_file(arrays, folder / "weights.safetensors")
-        return {"kind": "fitted", "intercept": self._intercept, "terms": [len(v.vocabulary_) for v in self._vectorizers]}
+        return {
+            "kind": "fitted",
+            "intercept": self._intercept,
+            "terms": [len(v.vocabulary_) for v in self._vectorizers],
+        }
 
     @classmethod
     def load(cls, folder: Path, settings: dict[str, Any]) -> Regression:
@@ -76,6 +87,30 @@ class Regression:
             vectorizer.idf_ = arrays[f"idf_{number}"]
             vectorizers.append(vectorizer)
         return cls(vectorizers, arrays["weights"], settings["intercept"])
+
+
+def fit(rated: Sequence[Rated], ridge: float, *, seed: int, gap: float | None) -> tuple[Regression, dict[str, float]]:
+    """A judge and how well it follows people; the judge that is measured is the one returned.
+
+    Texts of full importance are kept aside by `is_aside` for the measurement; where that would be too few, all are
+    learnt from and the figures are empty. gap: see `agreement`; None takes one standard deviation of the ratings.
+    """
+    aside = [r for r in rated if r.importance == 1 and is_aside(r.text, seed)]
+    if len(aside) < _FEWEST_ASIDE:
+        aside = []
+    apart = set(aside)
+    learnt = [r for r in rated if r not in apart]
+    model = Regression.fit([r.text for r in learnt], [r.rating for r in learnt], [r.importance for r in learnt], ridge)
+    if not aside:
+        return model, {}
+    gap = gap or float(np.std([r.rating for r in aside]))
+    scores = model.predict([r.text for r in aside]).tolist()
+    return model, agreement(scores, [r.rating for r in aside], gap=gap) | {"gap": gap}
+
+
+def is_aside(text: str, seed: int) -> bool:
+    """Whether a text is kept for measuring the judge: a hash decides, so that it stays so when others join."""
+    return draw(seed, "aside", text) < _ASIDE
 
 
 def agreement(scores: Sequence[float], ratings: Sequence[float], *, gap: float) -> dict[str, float]:

@@ -53,7 +53,9 @@ def read(sdist: Path, name: str) -> list[Snippet]:
         rated = {row[0]: ast.literal_eval(row[3]) for row in ratings}
         found = [Snippet(clean(row[2]), tuple(rated[row[0]])) for row in texts]
     except (tarfile.TarError, StopIteration, KeyError, IndexError, ValueError, SyntaxError) as error:
-        raise UserError(f"{sdist} does not hold {name} in the expected layout ({type(error).__name__}: {error})") from None
+        raise UserError(
+            f"{sdist} does not hold {name} in the expected layout ({type(error).__name__}: {error})"
+        ) from None
     return list({snippet.text: snippet for snippet in found if snippet.text and snippet.ratings}.values())
 
 

@@ -56,7 +56,7 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(partial, path)
+    partial.replace(path)
 
 
 def _text(path: Path) -> str:
