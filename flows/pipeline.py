@@ -158,7 +158,7 @@ def _say(line: str) -> None:
 def _silence_console() -> None:
     """Prefect's own lines on the terminal repeat what the stages say; its pages keep them."""
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    for handler in logging.getLogger("prefect").handlers:
+    for handler in logging.getLogger().handlers:
         if isinstance(handler, PrefectConsoleHandler):
             handler.setLevel(logging.CRITICAL)
 

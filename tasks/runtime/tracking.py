@@ -224,8 +224,10 @@ def end_pipeline(run: str, status: str, values: Mapping[str, float], tags: Mappi
         client.set_terminated(left.info.run_id, "KILLED")
     now = round(time.time() * 1000)
     finite = [Metric(name, value, now, 0) for name, value in values.items() if math.isfinite(value)]
-    client.log_batch(run, metrics=finite, tags=[RunTag(k, v) for k, v in tags.items()])
-    client.set_terminated(run, status)
+    try:
+        client.log_batch(run, metrics=finite, tags=[RunTag(k, v) for k, v in tags.items()])
+    finally:
+        client.set_terminated(run, status)
 
 
 def find(tags: Mapping[str, str]) -> str | None:

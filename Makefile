@@ -1,0 +1,62 @@
+# Commands for people. Everything is installed into .venv and nothing outside it.
+# `python` in dvc.yaml and in these recipes is the environment's, as it stands first on PATH.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help venv align smoke test lint ui clean
+
+TARGET ?= comparison
+TESTS ?= tests
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name) 2>/dev/null)))
+VENV := .venv
+STAMP := $(VENV)/.installed
+PIP := 26.1.2
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Threads that wait for work sleep; a spinning thread takes a core from the stage's other processes.
+export OMP_WAIT_POLICY ?= passive
+
+help:
+	@echo 'make align [TARGET=comparison]  run the pipeline to a stage of dvc.yaml, such as TARGET=evaluation@dpo'
+	@echo 'make smoke                      run the whole graph with a tiny random model, in .smoke/'
+	@echo 'make test [TESTS=tests]         run the tests'
+	@echo 'make lint                       style and types'
+	@echo 'make ui                         open the MLflow and Prefect pages'
+	@echo 'make venv [PYTHON=python3.12]   install the pinned packages into .venv (the others do it when needed)'
+	@echo 'make clean                      remove .smoke/ and the caches of the tools; results stay'
+
+venv: $(STAMP)
+
+$(STAMP): requirements.txt requirements-dev.txt constraints.txt
+	@[ -n "$(PYTHON)" ] && "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo 'error: Python 3.11 or newer is needed (found: $(or $(PYTHON),none)): make venv PYTHON=/path/to/python' >&2; \
+		exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo 'error: $(PYTHON) lacks its venv module; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
+	@echo 'Installing into $(VENV) (once; a few minutes)'
+	@[ -x $(VENV)/bin/python ] || "$(PYTHON)" -m venv $(VENV)
+	@$(VENV)/bin/python -m pip install --quiet pip==$(PIP)
+	@$(VENV)/bin/python -m pip install --quiet -r requirements.txt -r requirements-dev.txt -c constraints.txt
+	@touch $@
+
+align: $(STAMP)
+	@python -m flows.pipeline $(TARGET)
+
+smoke: $(STAMP)
+	@python -m flows.workspace .smoke --overlay profiles/tiny.yaml
+	@cd .smoke && python -m flows.pipeline $(TARGET)
+
+test: export OMP_NUM_THREADS = 1
+test: export HF_HUB_OFFLINE = 1
+test: $(STAMP)
+	@python -m pytest $(TESTS)
+
+lint: $(STAMP)
+	@ruff check .
+	@ruff format --check .
+	@mypy
+
+ui: $(STAMP)
+	@python -m flows.ui
+
+clean:
+	@rm -rf .smoke .pytest_cache .mypy_cache .ruff_cache .hypothesis
