@@ -67,13 +67,23 @@ def from_source(source: str, revision: str | None) -> Pretrained:
     """Any causal LM with safetensors weights, from a folder or the hub. Raises UserError for what is none."""
     tokenizer = load_tokenizer(source, revision=revision)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source, revision=revision, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source,
+            revision=revision,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
         )
     except Exception as error:  # a foreign model fails in more ways than transformers documents
         raise UserError(
             f"base.model: {source} cannot be loaded as a causal language model: {_first_line(error)}"
         ) from error
+    if report["missing_keys"]:
+        # transformers would go on with random numbers in their place.
+        names = sorted(report["missing_keys"])
+        raise UserError(f"base.model: {source} lacks {len(names)} weights that its config asks for, such as {names[0]}")
+    _require_causal(model.eval(), source)
     return model, tokenizer
 
 
@@ -123,6 +133,14 @@ def settle_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, so
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     model.config.update(ids)
     model.generation_config = type(model.generation_config)(**ids)
+
+
+def _require_causal(model: PreTrainedModel, source: str) -> None:
+    """Raise UserError for a model whose output at a token depends on the next one: BERT's kind loads as causal, too."""
+    with torch.no_grad():
+        first, second = (model(input_ids=torch.tensor([[1, last]])).logits[0, 0] for last in (1, 2))
+    if not torch.allclose(first, second, rtol=1e-4, atol=1e-4):
+        raise UserError(f"base.model: {source} sees later tokens, so it is not a causal language model")
 
 
 def _first_line(error: Exception) -> str:
