@@ -40,3 +40,15 @@ def test_links_between_pages_lead_somewhere(document: Path) -> None:
         if anchor:
             headings = re.findall(r"^#+ (.+)$", found.read_text(), re.MULTILINE)
             assert anchor in {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings}, target
+
+
+def test_troubleshooting_quotes_what_the_code_says() -> None:
+    source = "\n".join(p.read_text() for folder in ("tasks", "flows") for p in sorted((ROOT / folder).rglob("*.py")))
+    # A message that the source breaks over several literals is one.
+    said = re.sub(r'"\s*\n\s*f?"', "", source)
+    cells = [line.split(" | ")[0] for line in (ROOT / "docs/troubleshooting.md").read_text().splitlines()]
+    quoted = [piece for cell in cells if cell.startswith("| `") for piece in re.findall(r"`([^`]+)`", cell)]
+    assert len(quoted) > 20
+    parts = {part.strip() for quote in quoted for part in quote.split("…")}
+    missing = {part for part in parts - {""} if part not in said}
+    assert missing <= {"params.yaml has"}  # the file's name comes from a variable
