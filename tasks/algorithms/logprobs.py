@@ -6,7 +6,7 @@ shifts once, where the model is called, and nothing here shifts again.
 The temperature divides the logits in the sampler, the reference, the update and the entropy alike.
 
 Memory: the logits are the largest tensor of a training step. Both functions keep only them, in their own precision, for
-the backward pass; float32 copies of a few rows at a time are made, used and dropped.
+the backward pass; float32 copies of a few positions at a time are made, used and dropped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _CHUNK = 1 << 22
-"""Elements of a float32 working copy: 16 MB."""
+"""Logits in a float32 working copy: 16 MB."""
 
 
 def token_log_probs(logits: Tensor, tokens: Tensor, *, temperature: float) -> Tensor:
@@ -53,9 +53,9 @@ class _TokenLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
         found = _empty_per_token(logits)
-        for rows in _chunks(logits):
-            log_p = _log_softmax(logits[rows], temperature)
-            found[rows] = log_p.gather(-1, tokens[rows].unsqueeze(-1)).squeeze(-1)
+        for block in _chunks(logits):
+            log_p = _log_softmax(logits[block], temperature)
+            found[block] = log_p.gather(-1, tokens[block].unsqueeze(-1)).squeeze(-1)
         ctx.save_for_backward(logits, tokens)
         ctx.temperature = temperature
         return found
@@ -65,11 +65,11 @@ class _TokenLogProbs(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         logits, tokens = ctx.saved_tensors
         out = torch.empty_like(logits)
-        for rows in _chunks(logits):
-            slope = (grad[rows] / ctx.temperature).unsqueeze(-1)
-            p = _log_softmax(logits[rows], ctx.temperature).exp_()
-            local = p.mul_(-slope).scatter_add_(-1, tokens[rows].unsqueeze(-1), slope)
-            out[rows] = local.masked_fill_(slope == 0, 0.0).to(out.dtype)
+        for block in _chunks(logits):
+            slope = (grad[block] / ctx.temperature).unsqueeze(-1)
+            p = _log_softmax(logits[block], ctx.temperature).exp_()
+            local = p.mul_(-slope).scatter_add_(-1, tokens[block].unsqueeze(-1), slope)
+            out[block] = local.masked_fill_(slope == 0, 0.0).to(out.dtype)
         return out, None, None
 
 
@@ -77,9 +77,9 @@ class _Entropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, temperature: float) -> Tensor:
         found = _empty_per_token(logits)
-        for rows in _chunks(logits):
-            log_p = _log_softmax(logits[rows], temperature)
-            found[rows] = -(log_p.exp() * log_p).masked_fill_(log_p == -torch.inf, 0.0).sum(-1)
+        for block in _chunks(logits):
+            log_p = _log_softmax(logits[block], temperature)
+            found[block] = -(log_p.exp() * log_p).masked_fill_(log_p == -torch.inf, 0.0).sum(-1)
         ctx.save_for_backward(logits, found)
         ctx.temperature = temperature
         return found
@@ -89,18 +89,24 @@ class _Entropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         logits, found = ctx.saved_tensors
         out = torch.empty_like(logits)
-        for rows in _chunks(logits):
-            slope = (grad[rows] / ctx.temperature).unsqueeze(-1)
-            log_p = _log_softmax(logits[rows], ctx.temperature)
-            local = -slope * log_p.exp() * (log_p + found[rows].unsqueeze(-1))
-            out[rows] = local.masked_fill_((slope == 0) | (log_p == -torch.inf), 0.0).to(out.dtype)
+        for block in _chunks(logits):
+            slope = (grad[block] / ctx.temperature).unsqueeze(-1)
+            log_p = _log_softmax(logits[block], ctx.temperature)
+            local = -slope * log_p.exp() * (log_p + found[block].unsqueeze(-1))
+            out[block] = local.masked_fill_((slope == 0) | (log_p == -torch.inf), 0.0).to(out.dtype)
         return out, None
 
 
-def _chunks(logits: Tensor) -> Iterator[slice]:
-    """Slices along B: a slice of a view costs nothing, while flattening [B, T, V] would copy it."""
-    size = max(1, _CHUNK // max(1, logits[0].numel())) if len(logits) else 1
-    return (slice(start, start + size) for start in range(0, len(logits), size))
+def _chunks(logits: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Blocks of [B, T] of at most _CHUNK logits: several rows, or a part of one. Slices are views, where flattening
+    [B, T, V] could copy it.
+    """
+    rows, columns, size = logits.shape
+    width = max(1, min(columns, _CHUNK // max(1, size)))
+    height = max(1, _CHUNK // max(1, size * width))
+    for row in range(0, rows, height):
+        for column in range(0, columns, width):
+            yield slice(row, row + height), slice(column, column + width)
 
 
 def _log_softmax(logits: Tensor, temperature: float) -> Tensor:

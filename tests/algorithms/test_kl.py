@@ -96,9 +96,10 @@ def test_a_step_that_could_turn_the_coefficient_negative_is_refused():
     assert KLCoefficient(0.1, 6.0, 100).step(0.0, 499).value > 0
 
 
-def test_a_kl_that_is_not_finite_is_refused():
-    with pytest.raises(ValueError, match="finite"):
-        KLCoefficient(0.1, 6.0, 100).step(math.nan, 64)
+@pytest.mark.parametrize("kl", [math.nan, math.inf])
+def test_a_kl_that_is_not_finite_is_refused(kl):
+    with pytest.raises(ValueError, match="measured KL"):
+        KLCoefficient(0.1, 6.0, 100).step(kl, 64)
 
 
 @pytest.mark.parametrize(("n", "kl"), [(1, 0.0), (2, 0.193), (4, 0.636), (16, 1.835), (64, 3.175)])

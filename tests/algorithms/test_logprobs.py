@@ -66,7 +66,7 @@ def test_a_forbidden_token_adds_no_entropy_and_no_nan():
     assert logits.grad.tolist() == [[[0, 0, 0]]]
 
 
-@pytest.mark.parametrize("chunk", [1, 30, 1 << 22])
+@pytest.mark.parametrize("chunk", [1, 10, 30, 1 << 22])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_gradients_are_the_numerical_ones(monkeypatch, chunk, temperature):
     monkeypatch.setattr(logprobs, "_CHUNK", chunk)
@@ -75,13 +75,27 @@ def test_gradients_are_the_numerical_ones(monkeypatch, chunk, temperature):
     assert torch.autograd.gradcheck(lambda x: entropy(x, temperature=temperature), logits)
 
 
-def test_chunks_change_no_bit(monkeypatch):
+@pytest.mark.parametrize("chunk", [2 * 21, 2 * 7, 1])
+def test_chunks_change_no_bit(monkeypatch, chunk):
     logits = draws(5, 3, 7, seed=4)
     tokens = torch.arange(15).reshape(5, 3) % 7
     whole = token_log_probs(logits, tokens, temperature=0.9), entropy(logits, temperature=0.9)
-    monkeypatch.setattr(logprobs, "_CHUNK", 2 * 21)
+    monkeypatch.setattr(logprobs, "_CHUNK", chunk)
     assert torch.equal(token_log_probs(logits, tokens, temperature=0.9), whole[0])
     assert torch.equal(entropy(logits, temperature=0.9), whole[1])
+
+
+@pytest.mark.parametrize("shape", [(1, 64, 32), (64, 1, 32), (8, 8, 32)])
+def test_no_working_copy_is_larger_than_a_chunk(monkeypatch, shape):
+    monkeypatch.setattr(logprobs, "_CHUNK", 4 * 32)
+    sizes = []
+    scaled = logprobs._log_softmax
+    monkeypatch.setattr(logprobs, "_log_softmax", lambda x, t: (sizes.append(x.numel()), scaled(x, t))[1])
+    logits = draws(*shape, seed=9).requires_grad_()
+    tokens = torch.zeros(shape[:2], dtype=torch.long)
+    (token_log_probs(logits, tokens, temperature=1.0) + entropy(logits, temperature=1.0)).sum().backward()
+    assert max(sizes) <= 4 * 32
+    assert sum(sizes) == 4 * logits.numel()
 
 
 def test_raising_a_token_raises_its_log_prob():

@@ -57,6 +57,16 @@ def test_statistics_of_two_ratios_and_a_masked_one():
     assert statistics["ratio_min"].item() == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize(("ratios", "low", "high"), [((2.0, 4.0), 2, 4), ((0.5, 0.25), 0.25, 0.5)])
+def test_the_extreme_ratios_are_those_of_counted_tokens(ratios, low, high):
+    # A masked token stands at ratio 1, outside both ranges.
+    log_probs = torch.tensor([[*ratios, 3.0]]).log()
+    mask = torch.tensor([[True, True, False]])
+    _, statistics = clipped_policy_loss(log_probs, torch.zeros(1, 3), torch.ones(1, 3), mask, clip=0.2)
+    assert statistics["ratio_min"].item() == pytest.approx(low)
+    assert statistics["ratio_max"].item() == pytest.approx(high)
+
+
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 @pytest.mark.parametrize("log_ratio", [1e4, -1e4])
 def test_a_runaway_ratio_gives_no_nan(advantage, log_ratio):
