@@ -115,8 +115,10 @@ def test_pearson_of_a_line_is_one_and_never_more():
     assert pearson(x, 3 * x) <= 1
 
 
-def test_pearson_with_a_constant_side_is_0_and_finite():
-    assert pearson([0.1] * 7, [1, 2, 3, 4, 5, 6, 7]) == 0
+@pytest.mark.parametrize("constant", [0.1, 1.0])
+def test_pearson_with_a_constant_side_is_0_and_finite(constant):
+    assert pearson([constant] * 7, [1, 2, 3, 4, 5, 6, 7]) == 0
+    assert pearson([1, 2, 3, 4, 5, 6, 7], [constant] * 7) == 0
 
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, 95, math.nan])

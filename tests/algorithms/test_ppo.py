@@ -99,16 +99,18 @@ def test_old_policy_advantages_and_targets_get_no_gradient():
 @pytest.mark.parametrize(
     ("value", "target", "loss", "slope", "clipped"),
     [
-        (0.1, 1.0, 0.405, -0.9, 0),  # in the band of the old value 0: plain squared error
+        (0.1, 1.0, 0.405, -0.9, 0),  # in the band of the old value: plain squared error
         (0.5, 1.0, 0.32, 0.0, 1),  # left it towards the return: (.2 - 1)^2 / 2
         (-0.5, 1.0, 1.125, -1.5, 0),  # left it away from the return: not clipped
         (3.0, 1.0, 2.0, 2.0, 0),  # overshot further than the band is away
         (1.2, 1.0, 0.32, 0.0, 1),  # overshot, nearer than the band: the band counts
     ],
 )
-def test_the_cases_of_the_value_clip(value, target, loss, slope, clipped):
-    values = torch.tensor([[value]], requires_grad=True)
-    found, statistics = clipped_value_loss(values, torch.zeros(1, 1), torch.tensor([[target]]), ONE, clip=0.2)
+@pytest.mark.parametrize("old", [0.0, 7.0])
+def test_the_cases_of_the_value_clip(value, target, loss, slope, clipped, old):
+    values = torch.tensor([[old + value]], requires_grad=True)
+    old_values, returns = torch.tensor([[old]]), torch.tensor([[old + target]])
+    found, statistics = clipped_value_loss(values, old_values, returns, ONE, clip=0.2)
     found.backward()
     assert found.item() == pytest.approx(loss, rel=1e-5)
     assert values.grad.item() == pytest.approx(slope, abs=1e-6)
