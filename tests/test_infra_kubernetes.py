@@ -25,7 +25,6 @@ TEMPLATE = json.loads((INFRA / "kubernetes/base-job-template.json").read_text())
 KUBERNETES = ["1.31", "1.37"]
 
 
-
 def manifests() -> list[dict[str, Any]]:
     files = sorted((INFRA / "kubernetes").glob("*.yaml"))
     return [m for f in files if f.name != "kustomization.yaml" for m in yaml.safe_load_all(f.read_text())]
