@@ -123,11 +123,11 @@ def test_what_is_neutral_exists():
     assert [path for path in sorted(NEUTRAL) if not Path(path).is_file()] == []
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.endswith("__init__.py")])
+@pytest.mark.parametrize("path", [path for path in FILES if part(path) != "flows" and path.endswith("__init__.py")])
 def test_a_package_file_holds_no_code(path):
-    # The closure leaves these out.
+    # The closure of a stage leaves these out.
     body = ast.parse(Path(path).read_text(encoding="utf-8")).body
-    assert [ast.unparse(node) for node in body if not isinstance(getattr(node, "value", None), ast.Constant)] == []
+    assert [ast.unparse(node) for node in body if not isinstance(node, ast.Expr)] == []
 
 
 @pytest.mark.parametrize("path", FILES)
