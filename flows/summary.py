@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from flows.graph import Node
-from tasks.runtime import record, stage
+from tasks.runtime import records, report, stage
 
 
 def table(nodes: Sequence[Node]) -> str:
@@ -16,21 +15,9 @@ def table(nodes: Sequence[Node]) -> str:
     made = Path("runs/comparison/table.md")
     if "comparison" in addresses and made.exists():
         return made.read_text(encoding="utf-8").strip()
-    rows = {}
-    for address in addresses:
-        path = stage.bind(address).metrics
-        if address.startswith("evaluation@") and path.exists():
-            figures = record.flat(json.loads(path.read_text(encoding="utf-8")))
-            numbers = {k: v for k, v in figures.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-            rows[address.partition("@")[2]] = numbers
-    if not rows:
-        return ""
-    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
-    lines = [f"| policy | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    for policy, row in rows.items():
-        cells = (f"{row[c]:.4g}" if c in row else "" for c in columns)
-        lines.append(f"| {policy} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    evaluated = {address.partition("@")[2]: stage.bind(address).metrics for address in addresses if "@" in address}
+    summaries = {policy: records.read_json(path) for policy, path in evaluated.items() if path.exists()}
+    return report.table(summaries).strip() if summaries else ""
 
 
 def examples(nodes: Sequence[Node]) -> str:

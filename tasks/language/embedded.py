@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.errors import UserError
+from tasks.errors import Unreachable, UserError
 
 PINS = Path("data/embedded/pins.json")
 DOWNLOADS = Path("downloads")
@@ -44,8 +44,8 @@ def pin(name: str, pins: Path = PINS) -> Pin:
 def fetch(name: str, *, pins: Path = PINS, downloads: Path = DOWNLOADS) -> Path:
     """The pinned file, from `downloads` or else from the package index.
 
-    Raises UserError when the index cannot be reached or hands out other bytes; the text says how to put the file in by
-    hand.
+    Raises Unreachable when the index does not answer and UserError when it hands out other bytes; the text says how to
+    put the file in by hand.
     """
     wanted = pin(name, pins)
     target = downloads / wanted.file
@@ -62,7 +62,7 @@ def fetch(name: str, *, pins: Path = PINS, downloads: Path = DOWNLOADS) -> Path:
         failure = _pip_download(wanted, Path(folder))
         arrived = Path(folder) / wanted.file
         if failure or not arrived.is_file():
-            raise UserError(removed + _by_hand(wanted, target, failure or "pip ended without the file"))
+            raise Unreachable(removed + _by_hand(wanted, target, failure or "pip ended without the file"))
         found = sha256(arrived)
         if found != wanted.sha256:
             raise UserError(removed + _by_hand(wanted, target, f"its sha256 is {found}: the download was removed"))

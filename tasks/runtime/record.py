@@ -36,6 +36,8 @@ class History:
 
     def log(self, step: int, total: int, values: Mapping[str, float], timing: Mapping[str, float]) -> None:
         """Append a row; figures of the same step that come in a second call join its row."""
+        if not values:
+            return
         last = self.rows[-1] if self.rows else {}
         if last.get("step") == step and not last.keys() & values.keys():
             last.update(values)

@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from tasks.runtime.record import flat
+
 EVERY = {True: 0.2, False: 10.0}
 """Seconds between two progress lines, by whether they are rewritten in place."""
 SHOWN = 4
@@ -26,9 +28,9 @@ class Terminal:
         self.name = name
         self.stream = stream or sys.stderr
         self.rewrites = self.stream.isatty() and os.environ.get("TERM") != "dumb"
-        self.started = self.phase_started = self.last_event = time.monotonic()
+        self.started = self.phase_started = time.monotonic()
         self.phase: tuple[int, int] = (0, 0)
-        """Step before the first of this phase, and the phase's total."""
+        """First step of this phase that was recorded, and the phase's total."""
         self.last_step = 0
         self.last_shown = -1e9
         self.pending = False
@@ -40,13 +42,13 @@ class Terminal:
     def log(self, step: int, total: int, values: Mapping[str, float], timing: Mapping[str, float]) -> None:
         now = time.monotonic()
         if total != self.phase[1] or step < self.last_step:
-            self.phase, self.phase_started = (step - 1, total), self.last_event
-        self.last_step, self.last_event = step, now
+            self.phase, self.phase_started = (step, total), now
+        self.last_step = step
         if now - self.last_shown >= EVERY[self.rewrites] or step >= total:
             self.last_shown = now
             parts = [f"{self.name} {step}/{total}", *_figures({**values, **timing})]
-            if step < total:
-                parts.append(f"{duration(self._left(now, step))} left")
+            if step < total and (left := self._left(now, step)):
+                parts.append(left)
             self._progress("  ".join(parts))
 
     def note(self, text: str) -> None:
@@ -56,7 +58,7 @@ class Terminal:
 
     def done(self, metrics: Mapping[str, Any]) -> None:
         seconds = time.monotonic() - self.started
-        self._line(f"{self.name}: done in {duration(seconds)}  {'  '.join(_figures(metrics))}".rstrip())
+        self._line(f"{self.name}: done in {duration(seconds)}  {'  '.join(_figures(flat(metrics, '/')))}".rstrip())
 
     def close(self) -> None:
         """End a rewritten line, so that what follows (an error) starts on its own."""
@@ -64,10 +66,12 @@ class Terminal:
             self._write("\n")
         self.pending = False
 
-    def _left(self, now: float, step: int) -> float:
-        """Seconds, at this phase's mean pace."""
-        before, total = self.phase
-        return (now - self.phase_started) / max(step - before, 1) * (total - step)
+    def _left(self, now: float, step: int) -> str:
+        """Time left at this phase's mean pace, "" at its first step: what came before it was no step."""
+        first, total = self.phase
+        if step == first:
+            return ""
+        return f"{duration((now - self.phase_started) / (step - first) * (total - step))} left"
 
     def _progress(self, text: str) -> None:
         if not self.rewrites:
@@ -100,4 +104,4 @@ def duration(seconds: float) -> str:
 
 def _figures(values: Mapping[str, Any]) -> list[str]:
     numbers = {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    return [f"{name.rpartition('/')[2]} {value:.4g}" for name, value in list(numbers.items())[:SHOWN]]
+    return [f"{name.removeprefix('train/')} {value:.4g}" for name, value in list(numbers.items())[:SHOWN]]

@@ -16,6 +16,7 @@ import math
 import os
 import platform
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -35,6 +36,8 @@ from tasks.runtime.process import LOCKS, PARENT_RUN
 FLUSH_POINTS, FLUSH_SECONDS = 1000, 5.0
 """A batch is written at this size (MLflow's limit) or age."""
 LIBRARIES = ("torch", "transformers", "mlflow", "dvc", "prefect", "numpy")
+_NOT_ALLOWED = re.compile(r"[^\w\-. :/]", re.ASCII)
+"""In the name of a figure."""
 
 
 class StageRun:
@@ -167,7 +170,7 @@ def figures(metrics: Mapping[str, Any], group: str) -> dict[str, float]:
     """The numbers among nested metrics, named "group/name": MLflow groups its charts by what is before the slash."""
     flat = record.flat(metrics, "/")
     numbers = {k: float(v) for k, v in flat.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    return {(k if "/" in k else f"{group}/{k}"): v for k, v in numbers.items()}
+    return {_NOT_ALLOWED.sub("", k if "/" in k else f"{group}/{k}"): v for k, v in numbers.items()}
 
 
 def log_params(run: str, params: Mapping[str, Any]) -> None:
