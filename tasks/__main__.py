@@ -87,8 +87,7 @@ def _run(params: Any, binding: Any) -> None:
     try:
         with record.listening(*listeners):
             metrics = _work(params.shared, section, binding)
-        record.write_metrics(binding.metrics, metrics)
-        history.write(binding.history)
+        _keep(binding, metrics, history)
         status = "FINISHED"
     except BaseException as raised:
         status = "FAILED" if isinstance(raised, Exception) else "KILLED"
@@ -102,10 +101,9 @@ def _run(params: Any, binding: Any) -> None:
 
 
 def _work(shared: Any, section: Any, binding: Any) -> dict[str, Any]:
+    """Make the artefact beside its place: a folder in runs/ is never half of one. Returns the final figures."""
     from tasks.errors import UserError
-    from tasks.runtime import made
 
-    # Made beside its place and moved there when it is whole: a folder in runs/ is never half an artefact.
     partial = PARTIAL / binding.address
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -113,11 +111,19 @@ def _work(shared: Any, section: Any, binding: Any) -> dict[str, Any]:
     metrics: dict[str, Any] = run(shared, section, **binding.inputs, out=partial)
     if not any(partial.iterdir()):
         raise UserError(f"stage {binding.address} wrote nothing")
+    return metrics
+
+
+def _keep(binding: Any, metrics: dict[str, Any], history: Any) -> None:
+    """Write the figures and, these being sound, put the artefact into its place."""
+    from tasks.runtime import made, record
+
+    record.write_metrics(binding.metrics, metrics)
+    history.write(binding.history)
     shutil.rmtree(binding.out, ignore_errors=True)
     binding.out.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(partial, binding.out)
+    shutil.move(PARTIAL / binding.address, binding.out)
     made.remember(binding.address, binding.out)
-    return metrics
 
 
 def _require_inputs(binding: Any) -> None:

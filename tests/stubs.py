@@ -25,17 +25,16 @@ def run(shared, cfg, *, out, **inputs):
         record.log(step, 3, {"train/loss": 1 / step, "kl/kl": step / 8}, {"tokens_per_second": 1000.0})
     record.note("dropped 2 rows: too long")
     record.table("answers", [{"prompt": "the film is", "answer": " a delight"}])
-    return {"loss": int(digest[:4], 16) / 65536}
+    return {"share": int(digest[:4], 16) / 65536}
 '''
-COMPARISON = STUB.replace(
-    "    for step in",
-    '    (out / "table.md").write_text("| policy | win rate |\\n|---|---|\\n| dpo | .77 |\\n")\n'
-    '    (out / "examples.md").write_text("the film is | a delight\\n")\n    for step in',
-)
 
 
 def install(workspace: Path) -> None:
     """Put a stand-in in the place of every stage module."""
     for word in {address.partition("@")[0] for address in stage.addresses(workspace / "dvc.yaml")}:
-        text = COMPARISON if word == "comparison" else STUB
-        (workspace / "tasks" / f"{word}.py").write_text(text, encoding="utf-8")
+        replace(workspace, word, STUB)
+
+
+def replace(workspace: Path, word: str, text: str) -> None:
+    """Make `text` the stage module `word`."""
+    (workspace / "tasks" / f"{word}.py").write_text(text, encoding="utf-8")
