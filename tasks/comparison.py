@@ -61,4 +61,7 @@ def _rate(policy: _Rows, baseline: _Rows, confidence: float) -> dict[str, float]
 
 def _side_by_side(answers: dict[str, _Rows]) -> _Rows:
     first = next(iter(answers.values()))
-    return [{"prompt": row["prompt"]} | {name: rows[i]["answer"] for name, rows in answers.items()} for i, row in enumerate(first)]
+    return [
+        {"prompt": row["prompt"]} | {name: rows[i]["answer"] for name, rows in answers.items()}
+        for i, row in enumerate(first)
+    ]

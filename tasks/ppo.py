@@ -50,10 +50,7 @@ def run(shared: config.Shared, cfg: config.PPO, *, sft: Path, reward: Path, corp
     texts = [text.text_of(tokenizer, c.prompt) for c in rollout.completions]
     record.table(
         "last_rollout",
-        [
-            {"prompt": p, "answer": a, "score": float(s)}
-            for p, a, s in zip(texts, shown, rollout.scores, strict=True)
-        ],
+        [{"prompt": p, "answer": a, "score": float(s)} for p, a, s in zip(texts, shown, rollout.scores, strict=True)],
     )
     kept = ("reward/score", "kl/sum", "kl/coefficient", "ppo/entropy", "ppo/length", "ppo/finished")
     return {

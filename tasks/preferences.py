@@ -25,8 +25,8 @@ def run(shared: config.Shared, cfg: config.Preferences, *, samples: Path, corpus
     for origin in sorted({pair["origin"] for pair in pairs}):
         if not counts[origin, "train"] or not counts[origin, "held_out"]:
             raise UserError(
-                f"{origin} pairs: {counts[origin, 'train']} for training and {counts[origin, 'held_out']} held out, expected"
-                " some of each: more prompts, a smaller preferences.margin or another preferences.held_out"
+                f"{origin} pairs: {counts[origin, 'train']} for training, {counts[origin, 'held_out']} held out;"
+                " expected some of each: more prompts, a smaller preferences.margin or another preferences.held_out"
             )
     if not pairs:
         raise UserError(f"no pair is left; dropped: {dict(dropped)}")
@@ -79,8 +79,8 @@ def _off_policy(shared: config.Shared, corpus: Path, base: Path, dropped: Counte
             dropped[f"{row['origin']}: identical up to the longest answer"] += 1
             continue
         prompt = text.prompt_tokens(tokenizer, row["prompt"], shared.format) if row["prompt"] else []
-        row = row | {"prompt_tokens": prompt}
-        pairs.append(_pair(row, *sides) | {"margin": row["margin"], "origin": row["origin"]})
+        encoded = row | {"prompt_tokens": prompt}
+        pairs.append(_pair(encoded, *sides) | {"margin": row["margin"], "origin": row["origin"]})
     return pairs
 
 

@@ -42,7 +42,9 @@ def run(shared: config.Shared, cfg: config.Samples, *, sft: Path, corpus: Path, 
         for row, prompt, answers in zip(rows, prompts, found, strict=True)
     ]
     records.write_jsonl(out / "samples.jsonl", lines)
-    record.table("samples", [{"prompt": line["prompt"], "answer": a["text"]} for line in lines[:20] for a in line["answers"]])
+    record.table(
+        "samples", [{"prompt": line["prompt"], "answer": a["text"]} for line in lines[:20] for a in line["answers"]]
+    )
     every = [answer for answers in found for answer in answers]
     return {
         "prompts": len(lines),

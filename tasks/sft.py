@@ -30,7 +30,9 @@ def run(shared: config.Shared, cfg: config.SFT, *, base: Path, corpus: Path, out
         for row in rows
     ]
     if len(completions) < cfg.optimiser.batch:
-        raise UserError(f"{len(completions)} demonstrations do not fill one batch (sft.optimiser.batch: {cfg.optimiser.batch})")
+        raise UserError(
+            f"{len(completions)} demonstrations do not fill one batch (sft.optimiser.batch: {cfg.optimiser.batch})"
+        )
     model = models.load_policy(base)
     master = MasterWeights(
         model,

@@ -19,7 +19,7 @@ from tasks.algorithms.logprobs import token_log_probs
 
 @dataclass
 class Answer:
-    """Sampled ids; `log_probs` under the distribution that was sampled; `finished` when it ends with end-of-sequence."""
+    """Sampled ids; `log_probs` under the distribution sampled; `finished` when it ends with end-of-sequence."""
 
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -122,9 +122,11 @@ def _draw(logits: Tensor, temperature: float, uniform: Tensor) -> tuple[Tensor, 
         chosen = logits.argmax(-1)
         return chosen, token_log_probs(logits.unsqueeze(0), chosen.unsqueeze(0), temperature=1.0).squeeze(0)
     cumulative = (logits.float() / temperature).softmax(-1).cumsum(-1)
-    point = (uniform.to(cumulative.dtype) * cumulative[:, -1]).unsqueeze(1)
-    # right=True: a token of probability 0 spans no interval and is never drawn, also at uniform = 0.
-    chosen = torch.searchsorted(cumulative, point, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)
+    total = cumulative[:, -1]
+    # A token of probability 0 spans no interval and is never drawn: right=True sees to uniform = 0, and staying below
+    # the total sees to a uniform that rounds to 1.
+    point = torch.minimum(uniform.to(total.dtype) * total, total.nextafter(torch.zeros_like(total)))
+    chosen = torch.searchsorted(cumulative, point.unsqueeze(1), right=True).squeeze(1)
     return chosen, token_log_probs(logits.unsqueeze(0), chosen.unsqueeze(0), temperature=temperature).squeeze(0)
 
 

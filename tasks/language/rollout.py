@@ -61,9 +61,7 @@ def collect(
     answers = [found[0] for found in sample(actors.policy, prompts, sampler, generator=generator)]
     completions = [Completion(list(p), a.tokens) for p, a in zip(prompts, answers, strict=True)]
     options = {"fill": sampler.pad, "size": size}
-    policy = scoring.all_log_probs_and_entropies(
-        actors.policy, completions, temperature=sampler.temperature, **options
-    )
+    policy = scoring.all_log_probs_and_entropies(actors.policy, completions, temperature=sampler.temperature, **options)
     reference = scoring.all_log_probs(actors.reference, completions, temperature=sampler.temperature, **options)
     return Rollout(
         completions=completions,

@@ -253,11 +253,18 @@ class PPO(Section):
     @model_validator(mode="after")
     def _consistent(self) -> PPO:
         if self.episodes % self.optimiser.batch:
-            raise ValueError(f"episodes ({self.episodes}) must be a multiple of optimiser.batch ({self.optimiser.batch})")
+            raise ValueError(
+                f"episodes ({self.episodes}) must be a multiple of optimiser.batch ({self.optimiser.batch})"
+            )
         if self.critic_warmup >= self.updates:
-            raise ValueError(f"critic_warmup ({self.critic_warmup}) leaves no update to the policy (updates: {self.updates})")
+            raise ValueError(
+                f"critic_warmup ({self.critic_warmup}) leaves no update to the policy (updates: {self.updates})"
+            )
         if self.kl.kind == "adaptive" and self.episodes / self.kl.horizon >= 5:
-            raise ValueError(f"episodes / kl.horizon must be below 5, or the coefficient turns negative (is {self.episodes / self.kl.horizon:g})")
+            raise ValueError(
+                f"episodes / kl.horizon is {self.episodes / self.kl.horizon:g}, expected below 5: the coefficient would"
+                " turn negative"
+            )
         return self
 
 
@@ -320,4 +327,4 @@ def _shown(error: Any) -> str:
     if error["type"] == "missing":
         return "missing"
     value = f" (is {error['input']!r})" if not isinstance(error["input"], dict) else ""
-    return error["msg"].removeprefix("Value error, ") + value
+    return str(error["msg"]).removeprefix("Value error, ") + value
