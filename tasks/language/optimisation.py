@@ -54,7 +54,7 @@ class MasterWeights:
                 working.grad = None
 
     def step(self, learning_rate: float) -> float:
-        """Clip, update, round into the model. Returns the gradient's norm before clipping; raises if it is not finite."""
+        """Clip, update, round into the model. Returns the gradient's norm before clipping; a norm not finite raises."""
         norm = float(torch.nn.utils.clip_grad_norm_(self._masters, self.max_grad_norm, error_if_nonfinite=True))
         for group in self._optimiser.param_groups:
             group["lr"] = learning_rate
