@@ -42,7 +42,7 @@ def run(
     options = {"temperature": shared.temperature, "fill": sampler.pad, "size": min(cfg.batch, 32)}
     own = scoring.all_log_probs(tuned, completions, **options)
     under_sft = scoring.all_log_probs(reference, completions, **options)
-    asked = [text.plain(row["prompt"]) for row in rows]
+    asked = [row["prompt"] for row in rows]
     gold = judge.load(corpus / "judge")
     texts, baseline_texts = ([text.text_of(tokenizer, a.tokens) for a in side] for side in (answers, baseline))
     scores, baseline_scores = gold.score(asked, texts), gold.score(asked, baseline_texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +129,7 @@ class _Trainer:
         optimiser, policy_moves = self.cfg.optimiser, index >= self.cfg.critic_warmup
         total = self.cfg.updates * optimiser.epochs
         found: list[Figures] = []
+        extremes: list[tuple[float, float]] = []
         for epoch in range(optimiser.epochs):
             for indices in epoch_order(len(rollout.completions), optimiser.batch, self._generator):
                 scale = linear_schedule(index * optimiser.epochs + epoch, total, peak=1.0, warmup=optimiser.warmup)
@@ -135,15 +137,17 @@ class _Trainer:
                 step = {"value_loss": figures["loss"], "value_clip_fraction": figures["clip_fraction"]}
                 step["value_gradient_norm"] = self.critic.step(scale * self.cfg.critic_learning_rate)
                 if policy_moves:
-                    figures = accumulate(self.policy, self._policy_losses(rollout, targets, indices))
+                    figures = accumulate(self.policy, self._policy_losses(rollout, targets, indices, extremes))
                     norm = self.policy.step(scale * optimiser.learning_rate)
                     step |= figures | {"gradient_norm": norm, "learning_rate": scale * optimiser.learning_rate}
                 found.append(step)
-        return {f"ppo/{name}": sum(step[name] for step in found) / len(found) for name in found[0]}
+        means = {f"ppo/{name}": sum(step[name] for step in found) / len(found) for name in found[0]}
+        return means | _ratios(extremes)
 
     def _policy_losses(
-        self, rollout: Rollout, targets: _Targets, indices: list[int]
+        self, rollout: Rollout, targets: _Targets, indices: list[int], extremes: list[tuple[float, float]]
     ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Each micro-batch's share of the policy loss; `extremes` collects its smallest and largest ratio."""
         for rows, count in self._groups(rollout, indices):
             batch = pad([rollout.completions[i] for i in rows], fill=self._fill, device=self.actors.policy.device)
             log_probs = scoring.answer_log_probs(self.actors.policy, batch, temperature=self._temperature)
@@ -151,6 +155,7 @@ class _Trainer:
             loss, statistics = clipped_policy_loss(
                 log_probs, old, advantages, batch.mask, clip=self.cfg.clip, count=count
             )
+            extremes.append((float(statistics["ratio_min"]), float(statistics["ratio_max"])))
             yield loss, {name: statistics[name] for name in ("clip_fraction", "approx_kl")}
 
     def _value_losses(
@@ -176,3 +181,18 @@ class _Trainer:
     def _cut(x: Tensor, rows: list[int], mask: Tensor) -> Tensor:
         """Those rows of a rollout tensor, as wide as the micro-batch's mask."""
         return x[rows, : mask.shape[1]].to(mask.device)
+
+
+def _ratios(extremes: list[tuple[float, float]]) -> Figures:
+    """Extremes of p / p_old over the update, and the first micro-batch's distance from 1, which only rounding explains.
+
+    A first distance that is not near 0 means that sampling and training score the same tokens differently.
+    """
+    if not extremes:
+        return {}
+    first = max(abs(math.log(ratio)) for ratio in extremes[0])
+    return {
+        "ppo/ratio_min": min(low for low, _ in extremes),
+        "ppo/ratio_max": max(high for _, high in extremes),
+        "ppo/first_log_ratio": first,
+    }

@@ -10,6 +10,7 @@ from typing import Any
 from tasks.algorithms.pairs import best_against_worst
 from tasks.errors import UserError
 from tasks.language import judge, text
+from tasks.language.dialogue import spoken
 from tasks.runtime import config, record, records
 
 _Row = dict[str, Any]
@@ -43,7 +44,7 @@ def run(shared: config.Shared, cfg: config.Preferences, *, samples: Path, corpus
 def _sampled(samples: Path, corpus: Path, margin: float, dropped: Counter[str]) -> list[_Row]:
     """Best against worst of each prompt's answers, by the judge."""
     rows = records.read_jsonl(samples / "samples.jsonl", "id", "prompt", "prompt_tokens", "answers")
-    prompts = [text.plain(row["prompt"]) for row in rows for _ in row["answers"]]
+    prompts = [row["prompt"] for row in rows for _ in row["answers"]]
     scores = iter(judge.load(corpus / "judge").score(prompts, [a["text"] for row in rows for a in row["answers"]]))
     pairs = []
     for row in rows:
@@ -98,5 +99,5 @@ def _pair(row: _Row, chosen: str, chosen_tokens: list[int], rejected: str, rejec
 
 def _share(pair: _Row, seed: int) -> float:
     """A number in [0, 1) that is the same for all pairs of a prompt. Pairs without prompt stand for themselves."""
-    key = text.plain(pair["prompt"]) or pair["id"]
+    key = spoken(pair["prompt"]) or pair["id"]
     return int.from_bytes(hashlib.sha256(f"{seed}:{key}".encode()).digest()[:8], "big") / 2**64

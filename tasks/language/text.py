@@ -86,11 +86,6 @@ def answer_tokens(tokenizer: PreTrainedTokenizerBase, answer: str, limit: int) -
     return ids[:limit]
 
 
-def plain(prompt: str | list[dict[str, str]]) -> str:
-    """A prompt as a judge reads it: the text itself, or the messages a line each."""
-    return prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
-
-
 def text_of(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
     """The text of sampled ids without special tokens, for judges and people; it is never encoded again."""
     return tokenizer.decode(tokens, skip_special_tokens=True)

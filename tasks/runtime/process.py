@@ -59,7 +59,7 @@ def prepare_environment(downloads: bool = False) -> None:
 
 def keep_freed_memory() -> None:
     """Tell glibc to keep what is freed. A training step frees and asks again for hundreds of MB; given back to the
-    kernel each time, the page faults cost a quarter of the step (benchmarks/training_step.py). Elsewhere: nothing to do.
+    kernel each time, they cost page faults (measured by benchmarks/training_step.py). Elsewhere: nothing to do.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt:

@@ -1,0 +1,240 @@
+"""What the stages promise beyond their losses, on a tiny random model: the invariants of RLHF, through `run` itself."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from flows.workspace import merge
+from tasks import dpo, evaluation, ppo, preferences, reward, samples, sft
+from tasks.errors import UserError
+from tasks.language import models, pretrained, text
+from tasks.runtime import config, record, records
+
+ROOT = Path(__file__).parents[1]
+WORDS = ["good", "bad", "fine", "dull", "warm", "cold", "new", "old"]
+
+
+class Listener:
+    """Keeps what a stage logs."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def log(self, step: int, total: int, values: Any, timing: Any) -> None:
+        self.rows.append(dict(values))
+
+    def note(self, text: str) -> None: ...
+
+    def table(self, name: str, rows: Any) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def params() -> config.Params:
+    read = [yaml.safe_load((ROOT / name).read_text(encoding="utf-8")) for name in ("params.yaml", "profiles/tiny.yaml")]
+    return config.Params.model_validate(merge(*read))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, params) -> Path:
+    """base, corpus, sft, samples, preferences and reward, made by the stages from rows written here."""
+    folder = tmp_path_factory.mktemp("runs")
+    model, tokenizer = pretrained.random_llama(1)
+    models.save(model, tokenizer, folder / "base")
+    answers = [f" it is {a} and {b}" for a in WORDS for b in WORDS]
+    prompts = [f"film {n}" for n in range(64)]
+    rows = [{"id": str(n), "prompt": p, "answer": a} for n, (p, a) in enumerate(zip(prompts, answers, strict=True))]
+    corpus = folder / "corpus"
+    records.write_jsonl(corpus / "demonstrations.jsonl", rows)
+    records.write_jsonl(corpus / "prompts.jsonl", rows)
+    records.write_jsonl(corpus / "held_out.jsonl", [{"id": f"h{n}", "prompt": f"book {n}"} for n in range(16)])
+    pair = {"chosen": " it is good", "rejected": " it is bad", "origin": "file", "margin": None}
+    records.write_jsonl(corpus / "pairs.jsonl", [{"id": f"p{n}", "prompt": f"song {n}", **pair} for n in range(40)])
+    (corpus / "judge").mkdir()
+    (corpus / "judge" / "judge.py").write_text(
+        "def score(prompts, answers):\n    return [float(len(a)) for a in answers]\n"
+    )
+    settings = {"kind": "callable", "function": "judge.py:score"}
+    records.write_json(corpus / "judge" / "judge.json", settings)
+    made = {"base": folder / "base", "corpus": corpus}
+    for stage, section, inputs in [
+        (sft, params.sft, ("base", "corpus")),
+        (samples, params.samples, ("sft", "corpus")),
+        (preferences, params.preferences, ("samples", "corpus", "base")),
+        (reward, params.reward, ("sft", "samples", "preferences")),
+    ]:
+        word = stage.__name__.rpartition(".")[2]
+        made[word] = folder / word
+        stage.run(params.shared, section, **{name: made[name] for name in inputs}, out=made[word])
+    return folder
+
+
+def logged(stage, *arguments, **inputs) -> list[dict[str, float]]:
+    listener = Listener()
+    with record.listening(listener):
+        stage.run(*arguments, **inputs)
+    return listener.rows
+
+
+def test_sft_learns(runs, params, tmp_path):
+    rows = logged(sft, params.shared, params.sft, base=runs / "base", corpus=runs / "corpus", out=tmp_path / "sft")
+    assert rows[0]["train/loss"] == pytest.approx(math.log(262), rel=0.05)  # 262 tokens, a random model knows nothing
+    assert rows[-1]["train/loss"] < 0.9 * rows[0]["train/loss"]
+
+
+def test_too_few_demonstrations_fail(runs, params, tmp_path):
+    few = params.sft.model_copy(update={"demonstrations": 3})
+    with pytest.raises(UserError, match=r"3 demonstrations do not fill one batch \(sft.optimiser.batch: 16\)"):
+        sft.run(params.shared, few, base=runs / "base", corpus=runs / "corpus", out=tmp_path / "sft")
+
+
+def test_sampled_ids_reach_the_trainer_as_ids(runs):
+    """A pair's tokens are those that were sampled, not an encoding of their text."""
+    sampled = {
+        (row["id"], tuple(a["tokens"]))
+        for row in records.read_jsonl(runs / "samples/samples.jsonl")
+        for a in row["answers"]
+    }
+    pairs = [p for p in records.read_jsonl(runs / "preferences/pairs.jsonl") if p["origin"] == "sampled"]
+    assert pairs
+    for pair in pairs:
+        assert {(pair["id"], tuple(pair[f"{side}_tokens"])) for side in ("chosen", "rejected")} <= sampled
+
+
+def test_the_best_by_the_judge_is_chosen(runs):
+    """The judge counts characters, so the chosen answer is the longest of the prompt's and the rejected the shortest."""
+    texts = {
+        row["id"]: [a["text"] for a in row["answers"]] for row in records.read_jsonl(runs / "samples/samples.jsonl")
+    }
+    for pair in records.read_jsonl(runs / "preferences/pairs.jsonl"):
+        if pair["origin"] == "sampled":
+            lengths = [len(t) for t in texts[pair["id"]]]
+            assert (len(pair["chosen"]), len(pair["rejected"])) == (max(lengths), min(lengths))
+
+
+def test_both_origins_stand_in_both_splits_and_no_prompt_in_two(runs):
+    pairs = records.read_jsonl(runs / "preferences/pairs.jsonl")
+    assert {(p["origin"], p["split"]) for p in pairs} == {
+        (o, s) for o in ("sampled", "file") for s in ("train", "held_out")
+    }
+    splits: dict[str, set[str]] = {}
+    for pair in pairs:
+        splits.setdefault(pair["prompt"], set()).add(pair["split"])
+    assert all(len(found) == 1 for found in splits.values())
+
+
+def test_scores_are_normalised_on_answers_of_sft(runs):
+    """Mean 0 and deviation 1 over the reference answers, by the saved model alone."""
+    from tasks.language import scoring
+    from tasks.reward import _reference_answers
+
+    model, tokenizer = models.load_scalar_model(runs / "reward"), text.load_tokenizer(runs / "reward")
+    scores = scoring.all_scores(model, _reference_answers(runs / "samples"), fill=tokenizer.pad_token_id, size=16)
+    assert scores.mean() == pytest.approx(0, abs=1e-4)
+    assert scores.std() == pytest.approx(1, abs=1e-4)
+
+
+def test_dpo_starts_at_ln_2_and_widens_the_margin(runs, params, tmp_path):
+    rows = logged(
+        dpo, params.shared, params.dpo, sft=runs / "sft", preferences=runs / "preferences", out=tmp_path / "dpo"
+    )
+    assert rows[0]["dpo/loss"] == pytest.approx(math.log(2), abs=1e-5)
+    assert rows[0]["dpo/gradient_norm"] > 0
+    assert rows[0]["dpo/chosen_drift"] == pytest.approx(0, abs=1e-4)
+    assert rows[-1]["dpo/margin"] > rows[0]["dpo/margin"]
+
+
+def test_dpo_refuses_pairs_without_a_prompt(runs, params, tmp_path):
+    rows = [row | {"prompt_tokens": []} for row in records.read_jsonl(runs / "preferences/pairs.jsonl")]
+    records.write_jsonl(tmp_path / "preferences/pairs.jsonl", rows)
+    with pytest.raises(UserError, match="pairs without a prompt"):
+        dpo.run(params.shared, params.dpo, sft=runs / "sft", preferences=tmp_path / "preferences", out=tmp_path / "dpo")
+
+
+def run_ppo(runs, params, out, **changes) -> list[dict[str, float]]:
+    section = params.ppo.model_copy(update=changes)
+    inputs = {"sft": runs / "sft", "reward": runs / "reward", "corpus": runs / "corpus"}
+    return logged(ppo, params.shared, section, **inputs, out=out)
+
+
+def still(params, rate=1e-30):
+    return params.ppo.optimiser.model_copy(update={"learning_rate": rate})
+
+
+def test_the_ratio_is_one_before_the_first_update(runs, params, tmp_path):
+    rows = run_ppo(runs, params, tmp_path / "ppo")
+    moving = [row for row in rows if "ppo/first_log_ratio" in row]
+    assert len(moving) == params.ppo.updates - params.ppo.critic_warmup
+    assert all(row["ppo/first_log_ratio"] < 1e-5 for row in moving)
+    assert moving[-1]["ppo/ratio_max"] > 1.001
+
+
+def test_without_a_learning_rate_ratio_and_kl_stay(runs, params, tmp_path):
+    rows = run_ppo(runs, params, tmp_path / "ppo", optimiser=still(params))
+    for row in rows[params.ppo.critic_warmup :]:
+        assert row["ppo/ratio_max"] == pytest.approx(1, abs=1e-5)
+        assert row["ppo/ratio_min"] == pytest.approx(1, abs=1e-5)
+        assert row["kl/sum"] == pytest.approx(0, abs=1e-4)
+    saved, start = (models.load_policy(folder).state_dict() for folder in (tmp_path / "ppo", runs / "sft"))
+    assert all(torch.equal(saved[name], start[name]) for name in start)
+
+
+def test_the_kl_coefficient_steps_as_ziegler_says(runs, params, tmp_path):
+    """KL 0 against target 6: error -.2, so each rollout of 16 episodes multiplies by 1 - .2 * 16 / 1000."""
+    adaptive = config.AdaptiveKL(kind="adaptive", coefficient=0.02, target=6.0, horizon=1000.0)
+    rows = run_ppo(runs, params, tmp_path / "ppo", optimiser=still(params), kl=adaptive)
+    expected = [0.02 * (1 - 0.2 * 16 / 1000) ** n for n in range(params.ppo.updates)]
+    assert [row["kl/coefficient"] for row in rows] == pytest.approx(expected)
+
+
+def test_the_critic_learns_first(runs, params, tmp_path):
+    rows = run_ppo(runs, params, tmp_path / "ppo", critic_warmup=2)
+    assert ["ppo/loss" in row for row in rows] == [False, False, True]
+    assert rows[1]["kl/sum"] == pytest.approx(0, abs=1e-4)
+
+
+def test_too_few_prompts_fail(runs, params, tmp_path):
+    with pytest.raises(UserError, match=r"64 training prompts, expected at least ppo.episodes \(128\)"):
+        run_ppo(runs, params, tmp_path / "ppo", episodes=128)
+
+
+def evaluate(runs, params, policy, out) -> dict[str, Any]:
+    inputs = {"policy": policy, "sft": runs / "sft", "corpus": runs / "corpus"}
+    return evaluation.run(params.shared, params.evaluation, **inputs, out=out)
+
+
+def test_sft_against_itself_is_the_control(runs, params, tmp_path):
+    summary = evaluate(runs, params, runs / "sft", tmp_path / "evaluation")
+    assert summary["kl"]["mean"] == 0
+    assert summary["win_rate"]["low"] < 0.5 < summary["win_rate"]["high"]
+    rows = records.read_jsonl(tmp_path / "evaluation/answers.jsonl")
+    assert len(rows) == 16
+    assert any(row["answer"] != row["baseline"] for row in rows)
+    assert summary == json.loads((tmp_path / "evaluation/summary.json").read_text(encoding="utf-8"))
+
+
+def test_every_policy_meets_the_same_baseline_answers(runs, params, tmp_path):
+    for name, policy in [("a", "sft"), ("b", "base")]:
+        evaluate(runs, params, runs / policy, tmp_path / name)
+    baselines = [[r["baseline"] for r in records.read_jsonl(tmp_path / n / "answers.jsonl")] for n in ("a", "b")]
+    assert baselines[0] == baselines[1]
+
+
+def test_kl_is_the_sum_over_the_answer(runs, params, tmp_path):
+    """Against log-probabilities from transformers' own forward pass, one answer at a time."""
+    evaluate(runs, params, runs / "base", tmp_path / "evaluation")
+    base, start = models.load_policy(runs / "base"), models.load_policy(runs / "sft")
+    for row in records.read_jsonl(tmp_path / "evaluation/answers.jsonl")[:4]:
+        prompt, answer = row["prompt_tokens"], row["answer_tokens"]
+        ids = torch.tensor([prompt + answer])
+        with torch.no_grad():
+            p, q = (m(ids).logits[0].log_softmax(-1) for m in (base, start))
+        places = range(len(prompt) - 1, len(prompt) + len(answer) - 1)
+        expected = sum(float(p[at, token] - q[at, token]) for at, token in zip(places, answer, strict=True))
+        assert row["kl"] == pytest.approx(expected, abs=1e-3)
