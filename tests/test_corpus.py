@@ -187,7 +187,8 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
     "a prompt too long": (
         [*plain(8), {"prompt": "x" * 65, "answer": " y"}, {"prompt": "x" * 70, "answer": " y"}],
         {},
-        r"demonstrations.jsonl:\d+: the prompt has (65|70) tokens, .* allows 64 \(too long: 2 prompts, the longest with 70",
+        r"demonstrations.jsonl:\d+: the prompt has (65|70) tokens, .* allows 64 "
+        r"\(too long: 2 prompts, the longest with 70",
     ),
     "all near the held-out": (
         [{"prompt": f"a b c d {n}", "answer": " e"} for n in range(2)],

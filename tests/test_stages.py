@@ -108,7 +108,7 @@ def test_sampled_ids_reach_the_trainer_as_ids(runs):
 
 
 def test_the_best_by_the_judge_is_chosen(runs):
-    """The judge counts characters, so the chosen answer is the longest of the prompt's and the rejected the shortest."""
+    """The judge counts characters: the chosen answer is the longest of the prompt, the rejected the shortest."""
     texts = {
         row["id"]: [a["text"] for a in row["answers"]] for row in records.read_jsonl(runs / "samples/samples.jsonl")
     }

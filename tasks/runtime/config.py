@@ -60,6 +60,7 @@ class Optimiser(Section):
     warmup: Fraction
     """Share of the steps over which the learning rate rises."""
     weight_decay: NotNegative
+    """Decoupled weight decay of AdamW."""
     max_grad_norm: Positive
     """Gradients are scaled down to this global norm."""
 
@@ -81,7 +82,9 @@ class Corpus(Section):
     data: Path
     """Folder whose change reruns this stage: the user's files, or the pins of the embedded downloads."""
     source: Annotated[EmbeddedSource | FileSource, Field(discriminator="kind")]
+    """Where the rows come from."""
     judge: Annotated[FittedJudge | ClassifierJudge | CallableJudge, Field(discriminator="kind")]
+    """Who gives the gold reward."""
     held_out: Count
     """Prompts kept for the evaluation; no training stage sees them."""
     overlap: Annotated[int, Field(ge=2)]
@@ -97,6 +100,7 @@ class EmbeddedSource(Section):
     judge_share: OpenFraction
     """Share of the snippets that only the judge sees."""
     demonstrations: Count
+    """At most this many demonstrations."""
     prompts: Count
     """Training prompts, for samples and ppo."""
     pairs: Whole
@@ -111,6 +115,7 @@ class Table(Section):
     path: str
     """A path below `corpus.data`, or a hub data set id when `hub` is true."""
     hub: bool
+    """Whether `path` names a hub data set."""
     split: str | None
     """Split of a hub data set."""
     columns: dict[Literal["prompt", "answer", "messages", "chosen", "rejected", "text", "rating"], str]
@@ -146,7 +151,9 @@ class ClassifierJudge(Section):
 
     kind: Literal["classifier"]
     model: str
+    """A folder below `corpus.data`, or a hub id (`id@revision`)."""
     label: str | None
+    """The label that means "good"; null for a model with one output."""
 
 
 class CallableJudge(Section):
@@ -163,6 +170,7 @@ class SFT(Section):
     demonstrations: Count
     """At most this many demonstrations."""
     optimiser: Optimiser
+    """AdamW and its schedule."""
 
 
 class Samples(Section):
@@ -193,6 +201,7 @@ class Reward(Section):
     trainable_layers: Count | None
     """Train the last N layers and the head; null trains everything."""
     optimiser: Optimiser
+    """AdamW and its schedule."""
 
 
 class DPO(Section):
@@ -203,11 +212,15 @@ class DPO(Section):
     origins: Annotated[list[Origin], Field(min_length=1)]
     """Which pairs it learns from."""
     optimiser: Optimiser
+    """AdamW and its schedule."""
 
 
 class FixedKL(Section):
+    """The same penalty from first to last (Ouyang et al. 2022)."""
+
     kind: Literal["fixed"]
     coefficient: NotNegative
+    """Weight of the KL penalty in the reward."""
 
 
 class AdaptiveKL(Section):
@@ -232,6 +245,7 @@ class PPO(Section):
     optimiser: Optimiser
     """epochs are passes over one rollout, batch is the minibatch."""
     critic_learning_rate: Positive
+    """Peak learning rate of the critic."""
     critic_layers: Count | None
     """Train the critic's last N layers and head; null trains everything."""
     critic_warmup: Whole
@@ -243,8 +257,11 @@ class PPO(Section):
     clip: OpenFraction
     """Policy ratio stays in [1-clip, 1+clip]."""
     value_clip: Positive
+    """A value stays within this distance of the rollout's, in units of the normalised score."""
     value_coefficient: Positive
+    """Weight of the value loss."""
     kl: Annotated[FixedKL | AdaptiveKL, Field(discriminator="kind")]
+    """The pull towards SFT: fixed or adaptive."""
     score_clip: Positive
     """The normalised reward-model score is clipped to [-score_clip, score_clip]."""
     missing_eos: float
@@ -272,9 +289,11 @@ class Evaluation(Section):
     """A policy against SFT on the held-out prompts."""
 
     prompts: Count
+    """At most this many held-out prompts."""
     batch: Count
     """Sequences generated together."""
     confidence: OpenFraction
+    """Of every interval, for example 0.95."""
     bootstrap: Count
     """Resamples of the paired bootstrap over prompts."""
 
