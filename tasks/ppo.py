@@ -126,23 +126,27 @@ class _Trainer:
         return _Targets(rewards, whiten(advantages, rollout.mask, centre=True), returns)
 
     def _optimise(self, index: int, rollout: Rollout, targets: _Targets) -> Figures:
-        optimiser, policy_moves = self.cfg.optimiser, index >= self.cfg.critic_warmup
-        total = self.cfg.updates * optimiser.epochs
+        optimiser, warmup = self.cfg.optimiser, self.cfg.critic_warmup
         found: list[Figures] = []
         extremes: list[tuple[float, float]] = []
-        for epoch in range(optimiser.epochs):
+        for epoch in range(index * optimiser.epochs, (index + 1) * optimiser.epochs):
             for indices in epoch_order(len(rollout.completions), optimiser.batch, self._generator):
-                scale = linear_schedule(index * optimiser.epochs + epoch, total, peak=1.0, warmup=optimiser.warmup)
                 figures = accumulate(self.critic, self._value_losses(rollout, targets, indices))
-                step = {"value_loss": figures["loss"], "value_clip_fraction": figures["clip_fraction"]}
-                step["value_gradient_norm"] = self.critic.step(scale * self.cfg.critic_learning_rate)
-                if policy_moves:
+                norm = self.critic.step(self._scale(epoch, 0) * self.cfg.critic_learning_rate)
+                step = {f"value_{name}": value for name, value in figures.items()} | {"value_gradient_norm": norm}
+                if index >= warmup:
                     figures = accumulate(self.policy, self._policy_losses(rollout, targets, indices, extremes))
-                    norm = self.policy.step(scale * optimiser.learning_rate)
-                    step |= figures | {"gradient_norm": norm, "learning_rate": scale * optimiser.learning_rate}
+                    rate = self._scale(epoch, warmup) * optimiser.learning_rate
+                    step |= figures | {"gradient_norm": self.policy.step(rate), "learning_rate": rate}
                 found.append(step)
         means = {f"ppo/{name}": sum(step[name] for step in found) / len(found) for name in found[0]}
         return means | _ratios(extremes)
+
+    def _scale(self, epoch: int, first: int) -> float:
+        """Factor of the learning rate in an epoch of the run, for a model that learns from rollout `first` on."""
+        epochs = self.cfg.optimiser.epochs
+        total = (self.cfg.updates - first) * epochs
+        return linear_schedule(epoch - first * epochs, total, peak=1.0, warmup=self.cfg.optimiser.warmup)
 
     def _policy_losses(
         self, rollout: Rollout, targets: _Targets, indices: list[int], extremes: list[tuple[float, float]]
