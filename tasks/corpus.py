@@ -235,5 +235,5 @@ def _judge(shared: config.Shared, cfg: config.Corpus, parts: Parts, folder: Path
     if measured and parts.people is not None:
         measured["one_person_ordered_as_the_others"] = parts.people
     trial = parts.demonstrations[0]
-    judge.load(folder).score([text.plain(trial.prompt)], [trial.answer or ""])
+    judge.load(folder).score([trial.prompt], [trial.answer or ""])
     return measured

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -20,8 +20,6 @@ LIMIT = 280
 """Seconds for one command."""
 FOREIGN = ("PREFECT_", "MLFLOW_", "RLHF_", "DVC_", "PYTEST_")
 """Variables of the caller that must not reach a workspace."""
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -66,6 +64,11 @@ def _stubbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     overlay = yaml.safe_load((ROOT / "profiles/tiny.yaml").read_text(encoding="utf-8"))
     workspace.create(folder, overlay, ROOT)
     stubs.install(folder)
+    # Prefect makes its tables once for all copies; that takes longer than a stage.
+    home = folder / ".rlhf/prefect"
+    home.mkdir(parents=True)
+    made = run_in(folder, "prefect", "server", "database", "upgrade", "--yes", PREFECT_HOME=str(home))
+    assert made.returncode == 0, made.stdout
     return folder
 
 
@@ -75,13 +78,15 @@ def stubbed(_stubbed: Path, tmp_path: Path) -> Path:
     return shutil.copytree(_stubbed, tmp_path / "project")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With pytest-xdist, keep the tests of the shared workspace in one process: it is made once."""
+    for item in items:
+        if "tiny" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("tiny"))
+
+
 def change_params(folder: Path, overlay: Mapping[str, object]) -> None:
     """Lay `overlay` on the workspace's params.yaml."""
     path = folder / "params.yaml"
     params = yaml.safe_load(path.read_text(encoding="utf-8"))
     path.write_text(yaml.safe_dump(workspace.merge(params, overlay), sort_keys=False), encoding="utf-8")
-
-
-def count(text: str, parts: Sequence[str]) -> dict[str, int]:
-    """How often each part occurs in a command's output."""
-    return {part: text.count(part) for part in parts}

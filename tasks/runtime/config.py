@@ -320,8 +320,28 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Params:
-        if self.ppo.episodes > self.samples.prompts and self.corpus.source.kind == "embedded":
-            raise ValueError(f"ppo.episodes ({self.ppo.episodes}) exceeds samples.prompts ({self.samples.prompts})")
+        faults = []
+        if self.evaluation.prompts > self.corpus.held_out:
+            faults.append(
+                f"evaluation.prompts ({self.evaluation.prompts}) exceeds corpus.held_out ({self.corpus.held_out})"
+            )
+        source = self.corpus.source
+        if source.kind == "embedded":
+            wanted = max(self.ppo.episodes, self.samples.prompts)
+            if wanted > source.prompts:
+                faults.append(
+                    f"corpus.source.prompts ({source.prompts}) is below ppo.episodes ({self.ppo.episodes}) or"
+                    f" samples.prompts ({self.samples.prompts})"
+                )
+            if self.sft.demonstrations > source.demonstrations:
+                faults.append(
+                    f"sft.demonstrations ({self.sft.demonstrations}) exceeds corpus.source.demonstrations"
+                    f" ({source.demonstrations})"
+                )
+        if "ratings" in self.dpo.origins:
+            faults.append("dpo.origins holds ratings: those pairs have no prompt, so their answers have no probability")
+        if faults:
+            raise ValueError("; ".join(faults))
         return self
 
 
