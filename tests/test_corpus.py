@@ -159,6 +159,12 @@ def test_a_frame_around_every_prompt_is_no_leak() -> None:
     assert HeldOut([Example("", f"{frame} {n}") for n in range(2)], 8).shares(frame)
 
 
+def test_a_text_shorter_than_the_run_leaks_as_a_whole() -> None:
+    held = HeldOut([Example("", "A good film")], 8)
+    assert held.shares("a good film!")
+    assert not held.shares("a good film indeed")
+
+
 def test_system_messages_are_no_leak(tiny: Path, mine: Path, tmp_path: Path) -> None:
     rule = {"role": "system", "content": "You are an assistant who always answers in one short sentence."}
     chats = [[rule, {"role": "user", "content": f"Q{n}?"}, {"role": "assistant", "content": f"A{n}"}] for n in range(8)]
@@ -279,7 +285,7 @@ def runs(text: str, n: int) -> set[str]:
 
 def test_the_embedded_corpus(tiny: Path, sdist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "fetch", lambda name: sdist if name == "snippets" else None)
-    metrics = corpus.run(shared(), snippet_section(), base=tiny, out=tmp_path)
+    metrics = corpus.run(shared(answer_tokens=30), snippet_section(), base=tiny, out=tmp_path)
     assert metrics["rows"] | {"rated": 0} == {
         "demonstrations": 60,
         "prompts": 50,
@@ -294,7 +300,7 @@ def test_the_embedded_corpus(tiny: Path, sdist: Path, tmp_path: Path, monkeypatc
     whole = [r["prompt"] + r["answer"] for r in demonstrations]
     assert set(whole) <= set(every)
     assert all(len(r["prompt"].split()) == 3 and r["answer"][0] == " " for r in demonstrations)
-    assert all(len(r["answer"].encode()) < 40 for r in demonstrations)  # with its end within 40 tokens of a byte
+    assert all(len(r["answer"].encode()) < 30 for r in demonstrations)  # with its end within 30 tokens of a byte
     assert all(r["prompt"] == "" and r["origin"] == "ratings" for r in pairs)
     for r in pairs:
         assert r["margin"] == pytest.approx(every[r["chosen"]] - every[r["rejected"]])
@@ -307,6 +313,7 @@ def test_the_embedded_corpus(tiny: Path, sdist: Path, tmp_path: Path, monkeypatc
     assert hidden.isdisjoint(trained)
     assert {r["prompt"] for r in held}.isdisjoint(r["prompt"] for r in prompts)
     assert len({r["prompt"] for r in held}) == 30
+    assert metrics["dropped"].get("snippets: prompt is held out", 0) <= len(hidden) - 30
     near = set().union(*(runs(t, 4) for t in hidden))
     assert all(near.isdisjoint(runs(t, 4)) for t in trained)
     # The judge learns the made-up words, and people agree at a gap of 1 because the two means are 4 apart.
@@ -324,11 +331,14 @@ def test_the_judge_half_never_meets_the_policy(tiny: Path, sdist: Path, tmp_path
 
     monkeypatch.setattr(embedded, "fetch", lambda _: sdist)
     monkeypatch.setattr(corpus.ratings, "fit", spy)
-    corpus.run(shared(), snippet_section(), base=tiny, out=tmp_path)
+    cfg = snippet_section().model_copy(update={"overlap": 3})
+    metrics = corpus.run(shared(), cfg, base=tiny, out=tmp_path)
     policy = {r["prompt"] + r["answer"] for r in made(tmp_path, "demonstrations")}
     policy |= {r[side] for r in made(tmp_path, "pairs") for side in ("chosen", "rejected")}
     assert len(learnt) > 200
     assert policy.isdisjoint(learnt)
+    # Nor does the judge learn three words in a row of a held-out text.
+    assert metrics["dropped"]["rated: overlaps a held-out text"] > 0
 
 
 def test_an_archive_of_another_layout_is_refused(tmp_path: Path) -> None:
