@@ -27,6 +27,10 @@ _CHATTER = (
     "Stage '",
     "Data and pipelines are up to date",
     "ERROR: failed to reproduce",
+    "To track the changes with git",
+    "\tgit add",
+    "To enable auto staging",
+    "\tdvc config",
 )
 _running: set[subprocess.Popen[str]] = set()
 _stopping = threading.Event()
