@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TypeVar
@@ -182,6 +183,9 @@ def main() -> int:
         print("interrupted: the same command goes on from the stages that are finished", file=sys.stderr)
         return 130
     if not state.is_completed():
+        if state.data is not None:
+            # A defect and no failed stage, which is a state without data.
+            traceback.print_exception(state.result(raise_on_failure=False))
         print(f"error: {state.message}", file=sys.stderr)
         return 1
     return 0
