@@ -44,10 +44,11 @@ def measure(folder: Path, variant: str) -> list[float]:
     from tasks.language import models, scoring
     from tasks.language.batches import Completion, pad
     from tasks.language.optimisation import MasterWeights
+    from tasks.runtime import config
 
     model = models.load_policy(folder)
     precision = torch.float32 if variant == "autocast" else torch.bfloat16
-    master = MasterWeights(model, precision=precision, weight_decay=0.0, max_grad_norm=1.0)
+    master = MasterWeights(model, config.load().sft.optimiser, precision=precision)
     draws = torch.randint(5, 1000, (ROWS, PROMPT + ANSWER), generator=torch.Generator().manual_seed(0)).tolist()
     batch = pad([Completion(row[:PROMPT], row[PROMPT:]) for row in draws], fill=0, device=model.device)
     found = []

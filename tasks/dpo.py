@@ -33,12 +33,7 @@ def run(shared: config.Shared, cfg: config.DPO, *, sft: Path, preferences: Path,
     model = models.load_policy(sft)
     # Before the first step the policy is the reference, so its log-probabilities are computed here once, in the
     # precision of the training.
-    master = MasterWeights(
-        model,
-        precision=models.PRECISIONS[shared.precision],
-        weight_decay=optimiser.weight_decay,
-        max_grad_norm=optimiser.max_grad_norm,
-    )
+    master = MasterWeights(model, cfg.optimiser, precision=models.PRECISIONS[shared.precision])
     reference = _summed(
         scoring.all_log_probs(
             model,
@@ -72,11 +67,8 @@ def run(shared: config.Shared, cfg: config.DPO, *, sft: Path, preferences: Path,
     fit(
         master,
         losses,
+        cfg.optimiser,
         rows=len(training),
-        batch=optimiser.batch,
-        epochs=optimiser.epochs,
-        learning_rate=optimiser.learning_rate,
-        warmup=optimiser.warmup,
         generator=torch.Generator().manual_seed(shared.seed),
         report=report,
     )

@@ -52,15 +52,17 @@ def run(
             "id": row["id"],
             "prompt": row["prompt"],
             "prompt_tokens": completion.prompt,
-            "answer": texts[i],
+            "answer": said,
             "answer_tokens": completion.answer,
-            "finished": answers[i].finished,
-            "kl": kl[i],
-            "gold": scores[i],
-            "baseline": baseline_texts[i],
-            "baseline_gold": baseline_scores[i],
+            "finished": answer.finished,
+            "kl": drift,
+            "gold": score,
+            "baseline": baseline_text,
+            "baseline_gold": baseline_score,
         }
-        for i, (row, completion) in enumerate(zip(rows, completions, strict=True))
+        for row, completion, answer, said, drift, score, baseline_text, baseline_score in zip(
+            rows, completions, answers, texts, kl, scores, baseline_texts, baseline_scores, strict=True
+        )
     ]
     records.write_jsonl(out / "answers.jsonl", lines)
     shown = ("prompt", "answer", "gold", "baseline", "baseline_gold")

@@ -88,9 +88,8 @@ class _Trainer:
         self._temperature = shared.temperature
         precision = models.PRECISIONS[shared.precision]
         models.freeze_below(actors.critic, cfg.critic_layers)
-        options = {"precision": precision, "weight_decay": cfg.optimiser.weight_decay}
-        self.policy = MasterWeights(actors.policy, max_grad_norm=cfg.optimiser.max_grad_norm, **options)
-        self.critic = MasterWeights(actors.critic, max_grad_norm=cfg.optimiser.max_grad_norm, **options)
+        self.policy = MasterWeights(actors.policy, cfg.optimiser, precision=precision)
+        self.critic = MasterWeights(actors.critic, cfg.optimiser, precision=precision)
         for frozen in (actors.reference, actors.reward):
             models.cast_parameters(frozen, precision)
         adaptive = cfg.kl.kind == "adaptive"

@@ -36,12 +36,7 @@ def run(
     model = models.new_scalar_model(sft, generator)
     models.freeze_below(model, cfg.trainable_layers)
     optimiser = cfg.optimiser
-    master = MasterWeights(
-        model,
-        precision=models.PRECISIONS[shared.precision],
-        weight_decay=optimiser.weight_decay,
-        max_grad_norm=optimiser.max_grad_norm,
-    )
+    master = MasterWeights(model, cfg.optimiser, precision=models.PRECISIONS[shared.precision])
 
     def losses(indices: list[int]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         batch = [training[i] for i in indices]
@@ -54,17 +49,7 @@ def run(
     def report(step: int, total: int, figures: dict[str, float]) -> None:
         record.log(step, total, {f"train/{name}": value for name, value in figures.items()})
 
-    fit(
-        master,
-        losses,
-        rows=len(training),
-        batch=optimiser.batch,
-        epochs=optimiser.epochs,
-        learning_rate=optimiser.learning_rate,
-        warmup=optimiser.warmup,
-        generator=generator,
-        report=report,
-    )
+    fit(master, losses, cfg.optimiser, rows=len(training), generator=generator, report=report)
     fill, size = tokenizer.pad_token_id, optimiser.micro_batch
     reference = scoring.all_scores(model, _reference_answers(samples), fill=fill, size=size)
     if not reference.std() > 0:

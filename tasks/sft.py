@@ -34,12 +34,7 @@ def run(shared: config.Shared, cfg: config.SFT, *, base: Path, corpus: Path, out
             f"{len(completions)} demonstrations do not fill one batch (sft.optimiser.batch: {cfg.optimiser.batch})"
         )
     model = models.load_policy(base)
-    master = MasterWeights(
-        model,
-        precision=models.PRECISIONS[shared.precision],
-        weight_decay=cfg.optimiser.weight_decay,
-        max_grad_norm=cfg.optimiser.max_grad_norm,
-    )
+    master = MasterWeights(model, cfg.optimiser, precision=models.PRECISIONS[shared.precision])
 
     def losses(indices: list[int]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         batch = [completions[i] for i in indices]
@@ -55,15 +50,11 @@ def run(shared: config.Shared, cfg: config.SFT, *, base: Path, corpus: Path, out
         history.append(figures["loss"])
         record.log(step, total, {f"train/{name}": value for name, value in figures.items()})
 
-    optimiser = cfg.optimiser
     fit(
         master,
         losses,
+        cfg.optimiser,
         rows=len(completions),
-        batch=optimiser.batch,
-        epochs=optimiser.epochs,
-        learning_rate=optimiser.learning_rate,
-        warmup=optimiser.warmup,
         generator=torch.Generator().manual_seed(shared.seed),
         report=report,
     )

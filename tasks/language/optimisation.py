@@ -9,6 +9,7 @@ casts each weight once a step, not once a forward pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,17 +19,31 @@ from tasks.language.batches import epoch_order
 from tasks.language.models import cast_parameters
 
 
+class Settings(Protocol):
+    """AdamW and its schedule, as a stage's section of params.yaml gives them (`config.Optimiser`)."""
+
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def warmup(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def max_grad_norm(self) -> float: ...
+
+
 class MasterWeights:
     """The float32 weights, gradients and AdamW moments behind a model that may compute in bfloat16.
 
     `backward` any number of losses (micro-batches whose sum is the batch's loss), then `step`.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, *, precision: torch.dtype, weight_decay: float, max_grad_norm: float
-    ) -> None:
-        self.model = model
-        self.max_grad_norm = max_grad_norm
+    def __init__(self, model: PreTrainedModel, settings: Settings, *, precision: torch.dtype) -> None:
+        self.max_grad_norm = settings.max_grad_norm
         self._mixed = precision != torch.float32
         trainable = [p for p in model.parameters() if p.requires_grad]
         # In float32 the model's own parameters are the masters.
@@ -38,7 +53,8 @@ class MasterWeights:
         self._exported = {k: masters.get(v.data_ptr(), v) for k, v in model.state_dict().items()}
         self._working = cast_parameters(model, precision)
         # eps 1e-5: Ziegler et al. 2019 (code), the value PPO is usually run with.
-        self._optimiser = torch.optim.AdamW(self._masters, lr=0.0, eps=1e-5, weight_decay=weight_decay, fused=True)
+        decay = settings.weight_decay
+        self._optimiser = torch.optim.AdamW(self._masters, lr=0.0, eps=1e-5, weight_decay=decay, fused=True)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of `loss` to the float32 gradients."""
@@ -90,23 +106,20 @@ Report = Callable[[int, int, dict[str, float]], None]
 def fit(
     master: MasterWeights,
     losses: Losses,
+    settings: Settings,
     *,
     rows: int,
-    batch: int,
-    epochs: int,
-    learning_rate: float,
-    warmup: float,
     generator: torch.Generator,
     report: Report,
 ) -> None:
-    """Minimise over `rows` training rows: `epochs` random passes in batches of `batch`, one optimiser step each.
+    """Minimise over `rows` training rows: random passes over them in batches, one optimiser step each.
 
     Reports loss, statistics, gradient norm and learning rate of every step, 1 to total. Raises ValueError when the
     rows do not fill one batch.
     """
-    batches = [indices for _ in range(epochs) for indices in epoch_order(rows, batch, generator)]
+    batches = [indices for _ in range(settings.epochs) for indices in epoch_order(rows, settings.batch, generator)]
     for step, indices in enumerate(batches):
-        rate = linear_schedule(step, len(batches), peak=learning_rate, warmup=warmup)
+        rate = linear_schedule(step, len(batches), peak=settings.learning_rate, warmup=settings.warmup)
         figures = accumulate(master, losses(indices))
         figures |= {"gradient_norm": master.step(rate), "learning_rate": rate}
         report(step + 1, len(batches), figures)

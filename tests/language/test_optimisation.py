@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +16,13 @@ from tests.language.conftest import PAD
 COMPLETIONS = [Completion([5, 9, 12], [4, 4, 8, 7]), Completion([3], [2]), Completion([20, 21], [30, 31, 7])]
 
 
-def master(model, precision):
-    return MasterWeights(model, precision=precision, weight_decay=0.0, max_grad_norm=1e9)
+def settings(**changes):
+    base = {"learning_rate": 1e-2, "batch": 3, "epochs": 8, "warmup": 0.0, "weight_decay": 0.0, "max_grad_norm": 1e9}
+    return SimpleNamespace(**base | changes)
+
+
+def master(model, precision, **changes):
+    return MasterWeights(model, settings(**changes), precision=precision)
 
 
 def loss(model, rows=(0, 1, 2), count=8):
@@ -90,7 +96,7 @@ def test_micro_batches_add_up_to_the_batch(llama, precision):
 
 
 def test_the_gradient_is_clipped_and_its_norm_before_that_returned(llama):
-    trained = MasterWeights(llama, precision=torch.float32, weight_decay=0.0, max_grad_norm=0.5)
+    trained = master(llama, torch.float32, max_grad_norm=0.5)
     trained.backward(loss(llama) * 100)
     expected = torch.cat([p.grad.flatten() for p in llama.parameters()]).norm()
     assert expected > 0.5
@@ -115,9 +121,10 @@ def test_fit_lowers_the_loss_and_reports_every_step(llama):
     fit(
         trained,
         lambda rows: iter([(loss(llama, rows, count=3), {})]),
-        rows=3, batch=3, epochs=8, learning_rate=1e-2, warmup=0.0,
+        settings(),
+        rows=3,
         generator=torch.Generator().manual_seed(0),
         report=lambda step, total, figures: seen.append((step, total, figures["loss"])),
-    )  # fmt: skip
+    )
     assert [(step, total) for step, total, _ in seen] == [(n, 8) for n in range(1, 9)]
     assert seen[-1][2] < 0.5 * seen[0][2]
