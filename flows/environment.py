@@ -9,14 +9,6 @@ from tasks.runtime.process import NO_TELEMETRY, QUIET
 
 STATE = Path(".rlhf/prefect")
 """Prefect's database and settings without a server of the user's: in the project, not in the home folder."""
-
-EPHEMERAL = {
-    # A fresh database on a slow disk takes longer than Prefect's 20 seconds.
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
-    "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
-    "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
-}
-"""For the server that lives as long as the flow: it has no deployments to schedule."""
 SERVER_SETTINGS = ("PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_HOME")
 
 
@@ -24,14 +16,12 @@ def prepare() -> None:
     """Switch telemetry and chatter off; without a server of the user's, give Prefect a home in the project."""
     for name, value in (NO_TELEMETRY | QUIET).items():
         os.environ.setdefault(name, value)
-    if not _has_server():
+    if not has_server():
         STATE.mkdir(parents=True, exist_ok=True)
         os.environ["PREFECT_HOME"] = str(STATE.resolve())
-        for name, value in EPHEMERAL.items():
-            os.environ.setdefault(name, value)
 
 
-def _has_server() -> bool:
+def has_server() -> bool:
     """Whether the environment, or the active profile of `prefect config set` or `prefect cloud login`, names one."""
     if any(name in os.environ for name in SERVER_SETTINGS):
         return True

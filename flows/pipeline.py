@@ -20,9 +20,10 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture
 from prefect.logging.handlers import PrefectConsoleHandler
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Failed
 
-from flows import child, graph, summary
+from flows import child, graph, server, summary
 from flows.slot import Slot
 from tasks.errors import UserError
 from tasks.runtime import config, reporter
@@ -164,6 +165,17 @@ def _silence_console() -> None:
             handler.setLevel(logging.CRITICAL)
 
 
+def _run_here(target: str, force: bool) -> State[None]:
+    """Run the flow in this process, against the user's Prefect server or one that lives as long as the run."""
+    os.environ[ON_TERMINAL] = "1"
+    _silence_console()
+    own = None if PREFECT_API_URL.value() else server.Server()
+    # Once before Prefect's part, while its server starts: a refusal takes a second.
+    prepare(target)
+    with temporary_settings({PREFECT_API_URL: own.address()} if own else {}):
+        return rlhf(target, force, return_state=True)  # type: ignore[return-value]
+
+
 def main() -> int:
     """Exit status: 0 done, 1 refused or failed, 130 interrupted."""
     parser = argparse.ArgumentParser(prog="python -m flows.pipeline", description=__doc__.splitlines()[0])
@@ -171,11 +183,7 @@ def main() -> int:
     parser.add_argument("--force", action="store_true", help="run every stage, whether up to date or not")
     arguments = parser.parse_args()
     try:
-        # Once before Prefect starts: a refusal then takes a second.
-        prepare(arguments.target)
-        os.environ[ON_TERMINAL] = "1"
-        _silence_console()
-        state = rlhf(arguments.target, arguments.force, return_state=True)
+        state = _run_here(arguments.target, arguments.force)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

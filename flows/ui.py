@@ -16,7 +16,6 @@ import urllib.request
 from pathlib import Path
 from types import FrameType
 
-from flows import environment
 from tasks.errors import UserError
 
 HOST = "127.0.0.1"
@@ -61,13 +60,12 @@ def _prefect(port: int) -> list[str]:
 
 
 def _start(command: list[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
-    kept = {name: value for name, value in os.environ.items() if name not in environment.EPHEMERAL}
     log = Path(".rlhf/ui.log")
     log.parent.mkdir(exist_ok=True)
     with log.open("ab") as file:
         return subprocess.Popen(
             command,
-            env={**kept, **variables},
+            env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
