@@ -47,9 +47,9 @@ smoke: $(STAMP)
 
 test: export OMP_NUM_THREADS = 1
 test: export HF_HUB_OFFLINE = 1
-# Two processes; the tests that share a finished run stay in one of them (tests/conftest.py).
+# Two processes, each file's tests in one of them.
 test: $(STAMP)
-	@python -m pytest -n 2 --dist loadgroup $(TESTS)
+	@python -m pytest -n 2 --dist loadfile $(TESTS)
 
 lint: $(STAMP)
 	@ruff check .

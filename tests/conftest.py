@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -48,21 +50,28 @@ def run_in(folder: Path, *arguments: str, **variables: str) -> subprocess.Comple
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of the flow on the tiny profile with the real stages. Shared: leave it as it was."""
-    folder = tmp_path_factory.mktemp("tiny") / "project"
-    overlay = yaml.safe_load((ROOT / "profiles/tiny.yaml").read_text(encoding="utf-8"))
-    workspace.create(folder, overlay, ROOT)
-    done = run_in(folder, "flows.pipeline")
-    (folder / "flow.log").write_text(done.stdout, encoding="utf-8")
-    assert done.returncode == 0, done.stdout
-    return folder
+    """A finished run of the flow on the tiny profile with the real stages. Shared: leave it as it was.
+
+    With pytest-xdist one process makes it while the others wait, and each has its own copy.
+    """
+    root = tmp_path_factory.getbasetemp()
+    shared = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    origin = shared / "tiny-origin"
+    with (shared / "tiny.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (origin / "flow.log").exists():
+            shutil.rmtree(origin, ignore_errors=True)
+            workspace.create(origin, _overlay(), ROOT)
+            done = run_in(origin, "flows.pipeline")
+            assert done.returncode == 0, done.stdout
+            (origin / "flow.log").write_text(done.stdout, encoding="utf-8")
+    return shutil.copytree(origin, tmp_path_factory.mktemp("tiny") / "project")
 
 
 @pytest.fixture(scope="session")
 def _stubbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stubbed") / "project"
-    overlay = yaml.safe_load((ROOT / "profiles/tiny.yaml").read_text(encoding="utf-8"))
-    workspace.create(folder, overlay, ROOT)
+    workspace.create(folder, _overlay(), ROOT)
     stubs.install(folder)
     # Prefect makes its tables once for all copies; that takes longer than a stage.
     home = folder / ".rlhf/prefect"
@@ -78,12 +87,9 @@ def stubbed(_stubbed: Path, tmp_path: Path) -> Path:
     return shutil.copytree(_stubbed, tmp_path / "project")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With pytest-xdist, keep the tests of the shared workspace in one process: it is made once."""
-    for item in items:
-        if "tiny" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("tiny"))
+def _overlay() -> dict[str, Any]:
+    overlay: dict[str, Any] = yaml.safe_load((ROOT / "profiles/tiny.yaml").read_text(encoding="utf-8"))
+    return overlay
 
 
 def change_params(folder: Path, overlay: Mapping[str, object]) -> None:

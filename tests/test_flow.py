@@ -202,22 +202,26 @@ def test_neither_stage_nor_server_outlives_the_flow(stubbed, number):
         text=True,
         start_new_session=True,
     )
-    wait_for((stubbed / "started").exists, 60)
-    trainer = holder(stubbed)
-    below = psutil.Process(running.pid).children(recursive=True)
-    (server,) = [process for process in below if "flows.server" in process.cmdline()]
-    # As Ctrl-C does it: the signal reaches the whole process group of the terminal.
-    os.killpg(running.pid, number)
-    # Not the minute that Prefect would wait for a server that has gone before the flow.
-    running.wait(25)
-    wait_for(lambda: gone(trainer) and gone(server.pid), 20)
-    if number == signal.SIGINT:
-        assert running.returncode == 130
-        said = running.stdout.read()
-        assert "interrupted: the same command goes on" in said
-        assert "Traceback" not in said
-        assert flow_state(stubbed) == "CRASHED"
-    assert not (stubbed / "runs/base").exists()
+    try:
+        wait_for((stubbed / "started").exists, 60)
+        trainer = holder(stubbed)
+        below = psutil.Process(running.pid).children(recursive=True)
+        (server,) = [process for process in below if "flows.server" in process.cmdline()]
+        # As Ctrl-C does it: the signal reaches the whole process group of the terminal.
+        os.killpg(running.pid, number)
+        # Not the minute that Prefect would wait for a server that has gone before the flow.
+        running.wait(25)
+        wait_for(lambda: gone(trainer) and gone(server.pid), 20)
+        if number == signal.SIGINT:
+            assert running.returncode == 130
+            said = running.stdout.read()
+            assert "interrupted: the same command goes on" in said
+            assert "Traceback" not in said
+            assert flow_state(stubbed) == "CRASHED"
+        assert not (stubbed / "runs/base").exists()
+    finally:
+        running.kill()
+        running.wait()
 
 
 def test_the_slot_is_held_by_one_and_goes_to_the_first_in_the_plan():
