@@ -24,6 +24,21 @@ BELOW = {
     "runtime": {"errors", "runtime"},
     "stage": {"errors", "algorithms", "language", "runtime"},
     "runner": {"errors", "runtime"},  # it finds the stage by its name
+    "flows": {"errors", "runtime", "flows"},
+}
+"""Part of the tree -> the parts it may import: language and runtime not each other, a stage no other stage."""
+
+THIRD_PARTY = {
+    "algorithms": {"torch", "numpy"},
+    "errors": set(),
+    "language": {
+        *("torch", "numpy", "transformers", "datasets", "accelerate", "peft", "safetensors"),
+        *("scipy", "sklearn"),  # the fitted judge
+        "pyarrow",  # parquet
+    },
+    "runtime": {"pydantic", "yaml", "dvc", "psutil"},
+    "stage": {"torch", "numpy", "psutil"},
+    "runner": set(),
     "flows": {
         *("prefect", "dvc", "yaml", "psutil"),
         "uvicorn",  # serves Prefect's application where the user runs no server
