@@ -191,9 +191,10 @@ def main() -> int:
         print("interrupted: the same command goes on from the stages that are finished", file=sys.stderr)
         return 130
     if not state.is_completed():
-        if state.data is not None:
-            # A defect and no failed stage, which is a state without data.
-            traceback.print_exception(state.result(raise_on_failure=False))
+        raised = state.result(raise_on_failure=False) if state.data is not None else None
+        if isinstance(raised, BaseException):
+            # A defect: a failed stage is a state without an exception.
+            traceback.print_exception(raised)
         print(f"error: {state.message}", file=sys.stderr)
         return 1
     return 0
