@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from docs.make_params import PAGE, page
+from flows import workspace
+from tasks.runtime import config
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -52,3 +54,14 @@ def test_troubleshooting_quotes_what_the_code_says() -> None:
     parts = {part.strip() for quote in quoted for part in quote.split("…")}
     missing = {part for part in parts - {""} if part not in said}
     assert missing <= {"params.yaml has"}  # the file's name comes from a variable
+
+
+def test_the_readme_s_own_data_example_is_accepted() -> None:
+    """The block of the README over params.yaml, with the two changes that the text below it names."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    example = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1])
+    read = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    named = {"shared": {"format": "chat"}, "reward": {"origins": ["sampled", "file"]}}
+    params = config.Params.model_validate(workspace.merge(workspace.merge(read, example), named))
+    data, judge = params.corpus.data, Path(params.corpus.judge.model)
+    assert not judge.is_relative_to(data), f"corpus.judge.model is looked up below corpus.data: {judge}"
