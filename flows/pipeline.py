@@ -153,10 +153,8 @@ def _tracked(call: Callable[[ModuleType], T]) -> T | None:
 
 def _say(line: str) -> None:
     if ON_TERMINAL in os.environ and not child.is_chatter(line):
-        # One write, so that stages side by side do not share a line. What a model or a user's file says is shown, not
-        # obeyed: a control character could rewrite the terminal.
-        shown = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in line.strip("\n"))
-        sys.stdout.write(f"{shown.rstrip()}\n")
+        # One write, so that stages side by side do not share a line.
+        sys.stdout.write(f"{summary.printable(line).strip(chr(10)).rstrip()}\n")
         sys.stdout.flush()
     get_run_logger().info(line)
 

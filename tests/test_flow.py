@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows import child, environment
+from flows import child, environment, summary
 from flows.slot import Slot
 from tasks.runtime import stage
 from tests import stubs
@@ -53,13 +54,24 @@ def again(tiny) -> tuple[str, float]:
 def test_the_first_run_ends_with_table_examples_and_the_way_to_mlflow(tiny):
     shown = (tiny / "flow.log").read_text()
     table = (tiny / "runs/comparison/table.md").read_text().strip()
-    examples = (tiny / "runs/comparison/examples.md").read_text().strip()
-    assert shown.index(table) < shown.index(examples) < shown.index("comparison: made base, corpus, sft,")
+    # A random model's answers hold control characters, which do not reach the terminal; its prompts do as they are.
+    prompts = re.findall(r"^\*\*.+\*\*$", (tiny / "runs/comparison/examples.md").read_text(), re.MULTILINE)
+    assert len(prompts) == 3
+    places = [shown.index(text) for text in (table, *prompts, "comparison: made base, corpus, sft,")]
+    assert places == sorted(places)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
     assert "MLflow: `make ui`, then http://127.0.0.1:5000/#/experiments/" in shown
     # Prefect's own log lines are for its pages, DVC's chatter for nobody.
     assert "| INFO" not in shown
     assert "Updating lock file" not in shown
     assert shown.count("\nppo: done in") == 1
+
+
+def test_what_a_model_says_cannot_steer_the_terminal():
+    assert (
+        summary.printable("caf\u00e9\tna\u00efve\n\x1b[2Jgone\x00\r\x9b")
+        == "caf\u00e9\tna\u00efve\n\ufffd[2Jgone\ufffd\ufffd\ufffd"
+    )
 
 
 def test_a_second_call_does_nothing_and_says_so_in_time(again, tiny):
