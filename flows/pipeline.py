@@ -28,7 +28,7 @@ from flows.slot import Slot
 from tasks.errors import UserError
 from tasks.runtime import config, reporter
 from tasks.runtime.process import PARENT_RUN
-from tasks.runtime.terminal import duration
+from tasks.runtime.terminal import duration, printable
 
 ON_TERMINAL = "RLHF_ON_TERMINAL"
 """Environment, set by `main`: lines go to the terminal as they are, besides to Prefect's log."""
@@ -154,7 +154,7 @@ def _tracked(call: Callable[[ModuleType], T]) -> T | None:
 def _say(line: str) -> None:
     if ON_TERMINAL in os.environ and not child.is_chatter(line):
         # One write, so that stages side by side do not share a line.
-        sys.stdout.write(f"{summary.printable(line).strip(chr(10)).rstrip()}\n")
+        sys.stdout.write(f"{printable(line).strip(chr(10)).rstrip()}\n")
         sys.stdout.flush()
     get_run_logger().info(line)
 

@@ -25,11 +25,3 @@ def examples(nodes: Sequence[Node]) -> str:
     made = Path("runs/comparison/examples.md")
     wanted = any(node.address == "comparison" for node in nodes)
     return made.read_text(encoding="utf-8").strip() if wanted and made.exists() else ""
-
-
-def printable(text: str) -> str:
-    """The text with every control character but newline and tab replaced.
-
-    What a model or a user's file says is shown, not obeyed: an escape sequence could rewrite the terminal.
-    """
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)

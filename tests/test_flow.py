@@ -15,9 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows import child, environment, summary
+from flows import child, environment
 from flows.slot import Slot
 from tasks.runtime import stage
+from tasks.runtime.terminal import printable
 from tests import stubs
 from tests.conftest import environment as variables
 from tests.conftest import run_in
@@ -69,7 +70,7 @@ def test_the_first_run_ends_with_table_examples_and_the_way_to_mlflow(tiny):
 
 def test_what_a_model_says_cannot_steer_the_terminal():
     assert (
-        summary.printable("caf\u00e9\tna\u00efve\n\x1b[2Jgone\x00\r\x9b")
+        printable("caf\u00e9\tna\u00efve\n\x1b[2Jgone\x00\r\x9b")
         == "caf\u00e9\tna\u00efve\n\ufffd[2Jgone\ufffd\ufffd\ufffd"
     )
 

@@ -83,7 +83,7 @@ class Terminal:
 
     def _line(self, text: str) -> None:
         self.close()
-        self._write(text + "\n")
+        self._write(printable(text) + "\n")
 
     def _write(self, text: str) -> None:
         try:
@@ -105,3 +105,11 @@ def duration(seconds: float) -> str:
 def _figures(values: Mapping[str, Any]) -> list[str]:
     numbers = {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     return [f"{name.removeprefix('train/')} {value:.4g}" for name, value in list(numbers.items())[:SHOWN]]
+
+
+def printable(text: str) -> str:
+    """The text with every control character but newline and tab replaced.
+
+    What a model or a user's file says is shown, not obeyed: an escape sequence could rewrite the terminal.
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
