@@ -1,4 +1,4 @@
-"""Write docs/params.md, the reference of params.yaml, from tasks/runtime/config.py: `python -m docs.make_params`."""
+"""Write docs/params.md, the reference of params.yaml, from tasks/runtime/sections: `python -m docs.make_params`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tasks.runtime.config import Params
 PAGE = Path(__file__).with_name("params.md")
 HEAD = """# Parameters
 
-<!-- Made by `python -m docs.make_params` from tasks/runtime/config.py and params.yaml. Do not edit. -->
+<!-- Made by `python -m docs.make_params` from tasks/runtime/sections and params.yaml. Do not edit. -->
 
 Every key of `params.yaml` must be given; there are no hidden defaults. The default shown is the one of `params.yaml` as
 it is committed. One section per stage, named like it; a changed value reruns its stage and what depends on it, a change

@@ -18,7 +18,17 @@ NEUTRAL = frozenset(
     f"tasks/{path}.py"
     for path in (
         "errors",  # a message to the user ends the stage: there is no out
-        "runtime/config",  # no value has a default: what matters is in params.yaml, which is tracked
+        # No value has a default: what matters is in params.yaml, which is tracked.
+        "runtime/config",
+        "runtime/sections/section",
+        "runtime/sections/shared",
+        "runtime/sections/corpus",
+        "runtime/sections/sft",
+        "runtime/sections/preferences",
+        "runtime/sections/reward",
+        "runtime/sections/dpo",
+        "runtime/sections/ppo",
+        "runtime/sections/evaluation",
         "runtime/stage",  # paths, which dvc.yaml declares
         "runtime/process",  # environment, locks and the process's life
         "runtime/record",  # tells the listeners; returns nothing to the stage
