@@ -26,11 +26,13 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         return _fail(USAGE)
     from tasks.errors import Unreachable, UserError
+    from tasks.runtime import disk
     from tasks.runtime.process import Stopped
 
     (address,) = arguments
     try:
-        execute(address)
+        with disk.faults_named():
+            execute(address)
     except ModuleNotFoundError as error:
         if error.name not in PACKAGES:
             raise
@@ -41,12 +43,20 @@ def main(arguments: Sequence[str]) -> int:
     except UserError as error:
         return _fail(str(error))
     except KeyboardInterrupt:
-        _fail(f"{address} interrupted: the same command starts it again, finished stages are kept")
+        _fail(f"{address} interrupted: {_resumption(address)}")
         return 130
     except Stopped:
-        _fail(f"{address} stopped")
+        _fail(f"{address} stopped: {_resumption(address)}")
         return 143
     return 0
+
+
+def _resumption(address: str) -> str:
+    from tasks.runtime import work
+
+    if address in work.waiting():
+        return f"the same command goes on from its last checkpoint in {work.WORK / address}"
+    return "the same command starts it again, finished stages are kept"
 
 
 def execute(address: str) -> None:
@@ -71,21 +81,23 @@ def execute(address: str) -> None:
 
 def _run(params: Any, binding: Any) -> None:
     """Run the stage with everyone listening; whatever ends it, its MLflow run is closed with the right status."""
-    from tasks.runtime import record, reporter, terminal
+    from tasks.runtime import fingerprint, record, reporter, terminal, work
 
     section = getattr(params, binding.word)
     screen, history = terminal.Terminal(binding.address), record.History()
     screen.header(f"{', '.join(dict.fromkeys(map(str, binding.inputs.values()))) or 'start'} -> {binding.out}")
     listeners: list[Any] = [screen, history]
+    made_from = fingerprint.present(binding.address)
+    work.forget({address: fingerprint.of(entry) for address, entry in fingerprint.locked().items()}, binding.address)
     tracked = None
     if reporter.wanted():
         described = {"shared": params.shared.model_dump(mode="json"), binding.word: section.model_dump(mode="json")}
-        start = {"address": binding.address, "word": binding.word, "params": described}
+        start = {"address": binding.address, "word": binding.word, "params": described, "fingerprint": made_from}
         tracked = reporter.Reporter(start, screen.note)
         listeners.append(tracked)
     status, error, metrics = "FAILED", "", {}
     try:
-        with record.listening(*listeners):
+        with record.listening(*listeners), work.using(binding.address, made_from):
             metrics = _work(params.shared, section, binding)
         _keep(binding, metrics, history)
         status = "FINISHED"

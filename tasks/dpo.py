@@ -14,7 +14,7 @@ from tasks.errors import UserError
 from tasks.language import models, pairs, scoring, text
 from tasks.language.batches import by_length, pad
 from tasks.language.optimisation import MasterWeights, fit
-from tasks.runtime import config, record, records
+from tasks.runtime import config, record, records, work
 
 
 def run(shared: config.Shared, cfg: config.DPO, *, sft: Path, preferences: Path, out: Path) -> dict[str, Any]:
@@ -58,22 +58,20 @@ def run(shared: config.Shared, cfg: config.DPO, *, sft: Path, preferences: Path,
             drift = (policy.detach() - fixed.flatten()).view(-1, 2).sum(0) / len(batch)
             yield loss, statistics | {"chosen_drift": drift[0], "rejected_drift": drift[1]}
 
-    last: dict[str, float] = {}
-
     def report(step: int, total: int, figures: dict[str, float]) -> None:
-        last.update(figures)
         record.log(step, total, {f"dpo/{name}": value for name, value in figures.items()})
 
-    fit(
+    last = fit(
         master,
         losses,
         cfg.optimiser,
         rows=len(training),
         generator=torch.Generator().manual_seed(shared.seed),
         report=report,
-    )
+        checkpoints=work.checkpoints(),
+    )[-1]
     models.save(model, tokenizer, out, master.weights())
-    kept = ("loss", "accuracy", "margin", "chosen_drift", "rejected_drift")
+    kept = ("loss", "accuracy", "margin", "chosen_drift", "rejected_drift", "skipped")
     return {"pairs": len(training), "last_step": {name: last[name] for name in kept}}
 
 

@@ -14,7 +14,7 @@ from tasks.errors import UserError
 from tasks.language import models, pairs, scoring, text
 from tasks.language.batches import Completion, by_length, pad
 from tasks.language.optimisation import MasterWeights, fit
-from tasks.runtime import config, record, records
+from tasks.runtime import config, record, records, work
 
 _REFERENCE_ANSWERS = 256
 """Answers of the SFT policy on which scores get mean 0 and standard deviation 1."""
@@ -49,7 +49,15 @@ def run(
     def report(step: int, total: int, figures: dict[str, float]) -> None:
         record.log(step, total, {f"train/{name}": value for name, value in figures.items()})
 
-    fit(master, losses, cfg.optimiser, rows=len(training), generator=generator, report=report)
+    fit(
+        master,
+        losses,
+        cfg.optimiser,
+        rows=len(training),
+        generator=generator,
+        report=report,
+        checkpoints=work.checkpoints(),
+    )
     fill, size = tokenizer.pad_token_id, optimiser.micro_batch
     reference = scoring.all_scores(model, _reference_answers(samples), fill=fill, size=size)
     if not reference.std() > 0:

@@ -10,7 +10,7 @@ import torch
 from tasks.errors import UserError
 from tasks.language import models, text
 from tasks.language.generation import Sampler, sample
-from tasks.runtime import config, record, records
+from tasks.runtime import config, record, records, work
 
 
 def run(shared: config.Shared, cfg: config.Samples, *, sft: Path, corpus: Path, out: Path) -> dict[str, Any]:
@@ -29,6 +29,7 @@ def run(shared: config.Shared, cfg: config.Samples, *, sft: Path, corpus: Path, 
         answers=cfg.answers,
         generator=torch.Generator().manual_seed(shared.seed + 1),
         progress=lambda done, total: record.log(done, total, {}),
+        checkpoints=work.checkpoints(),
     )
     lines = [
         {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tasks.language import models, text
 from tasks.language.batches import Completion, by_length, pad
 from tasks.language.optimisation import MasterWeights, fit
 from tasks.language.scoring import answer_log_probs
-from tasks.runtime import config, record, records
+from tasks.runtime import config, record, records, work
 
 
 def run(shared: config.Shared, cfg: config.SFT, *, base: Path, corpus: Path, out: Path) -> dict[str, Any]:
@@ -44,27 +45,27 @@ def run(shared: config.Shared, cfg: config.SFT, *, base: Path, corpus: Path, out
             log_probs = answer_log_probs(model, part, temperature=1.0)
             yield negative_log_likelihood(log_probs, part.mask, count=count), {}
 
-    history: list[float] = []
-
     def report(step: int, total: int, figures: dict[str, float]) -> None:
-        history.append(figures["loss"])
         record.log(step, total, {f"train/{name}": value for name, value in figures.items()})
 
-    fit(
+    history = fit(
         master,
         losses,
         cfg.optimiser,
         rows=len(completions),
         generator=torch.Generator().manual_seed(shared.seed),
         report=report,
+        checkpoints=work.checkpoints(),
     )
     models.save(model, tokenizer, out, master.weights())
+    losses_seen = [figures["loss"] for figures in history if math.isfinite(figures["loss"])]
     cut = sum(c.answer[-1] != tokenizer.eos_token_id for c in completions)
     return {
         "demonstrations": len(completions),
         "supervised_tokens": sum(len(c.answer) for c in completions),
         "cut_answers": cut,
         "steps": len(history),
-        "loss_first": history[0],
-        "loss_last": history[-1],
+        "skipped": history[-1]["skipped"],
+        "loss_first": losses_seen[0],
+        "loss_last": losses_seen[-1],
     }

@@ -36,6 +36,9 @@ NEUTRAL = frozenset(
         "runtime/reporter",
         "runtime/tracking",
         "runtime/fingerprint",
+        "runtime/surroundings",
+        "runtime/disk",
+        "runtime/work",  # a resumed stage's out is that of an uninterrupted one
     )
 )
 """Modules that cannot change a byte of an out: no deps, and not followed. Not runtime/records.py, which writes outs."""

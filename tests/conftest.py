@@ -1,4 +1,4 @@
-"""Workspaces for the tests: stand-alone copies of the project, run by real processes."""
+"""Workspaces (stand-alone copies of the project) for real processes, and a tiny run for tests within this process."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ import pytest
 import yaml
 
 from flows import workspace
+from tasks.runtime import config
 from tests import stubs
 
 ROOT = Path(__file__).parents[1]
+WORDS = ["good", "bad", "fine", "dull", "warm", "cold", "new", "old"]
 LIMIT = 900
 """Seconds for one command: only what hangs takes that long."""
 FOREIGN = ("PREFECT_", "MLFLOW_", "RLHF_", "DVC_", "PYTEST_")
@@ -97,3 +99,49 @@ def change_params(folder: Path, overlay: Mapping[str, object]) -> None:
     path = folder / "params.yaml"
     params = yaml.safe_load(path.read_text(encoding="utf-8"))
     path.write_text(yaml.safe_dump(workspace.merge(params, overlay), sort_keys=False), encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def params() -> config.Params:
+    """params.yaml with the tiny profile on it."""
+    read = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    return config.Params.model_validate(workspace.merge(read, _overlay()))
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory, params) -> Path:
+    """base, corpus, sft, samples, preferences and reward, made by the stages from rows written here. Read only."""
+    # Imported here: most tests need no torch.
+    from tasks import preferences, reward, samples, sft
+    from tasks.language import models, pretrained
+    from tasks.runtime import records
+
+    folder = tmp_path_factory.mktemp("runs")
+    model, tokenizer = pretrained.random_llama(1)
+    models.save(model, tokenizer, folder / "base")
+    answers = [f" it is {a} and {b}" for a in WORDS for b in WORDS]
+    prompts = [f"film {n}" for n in range(64)]
+    rows = [{"id": str(n), "prompt": p, "answer": a} for n, (p, a) in enumerate(zip(prompts, answers, strict=True))]
+    corpus = folder / "corpus"
+    records.write_jsonl(corpus / "demonstrations.jsonl", rows)
+    records.write_jsonl(corpus / "prompts.jsonl", rows)
+    records.write_jsonl(corpus / "held_out.jsonl", [{"id": f"h{n}", "prompt": f"book {n}"} for n in range(16)])
+    pair = {"chosen": " it is good", "rejected": " it is bad", "origin": "file", "margin": None}
+    records.write_jsonl(corpus / "pairs.jsonl", [{"id": f"p{n}", "prompt": f"song {n}", **pair} for n in range(40)])
+    (corpus / "judge").mkdir()
+    (corpus / "judge" / "judge.py").write_text(
+        "def score(prompts, answers):\n    return [float(len(a)) for a in answers]\n"
+    )
+    settings = {"kind": "callable", "function": "judge.py:score"}
+    records.write_json(corpus / "judge" / "judge.json", settings)
+    made = {"base": folder / "base", "corpus": corpus}
+    for stage, section, inputs in [
+        (sft, params.sft, ("base", "corpus")),
+        (samples, params.samples, ("sft", "corpus")),
+        (preferences, params.preferences, ("samples", "corpus", "base")),
+        (reward, params.reward, ("sft", "samples", "preferences")),
+    ]:
+        word = stage.__name__.rpartition(".")[2]
+        made[word] = folder / word
+        stage.run(params.shared, section, **{name: made[name] for name in inputs}, out=made[word])
+    return folder

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 
-from flows.workspace import merge
-from tasks import dpo, evaluation, ppo, preferences, reward, samples, sft
+from tasks import dpo, evaluation, ppo, sft
 from tasks.errors import UserError
-from tasks.language import models, pretrained, text
+from tasks.language import models, text
 from tasks.runtime import config, record, records
-
-ROOT = Path(__file__).parents[1]
-WORDS = ["good", "bad", "fine", "dull", "warm", "cold", "new", "old"]
 
 
 class Listener:
@@ -33,46 +27,6 @@ class Listener:
     def note(self, text: str) -> None: ...
 
     def table(self, name: str, rows: Any) -> None: ...
-
-
-@pytest.fixture(scope="module")
-def params() -> config.Params:
-    read = [yaml.safe_load((ROOT / name).read_text(encoding="utf-8")) for name in ("params.yaml", "profiles/tiny.yaml")]
-    return config.Params.model_validate(merge(*read))
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory, params) -> Path:
-    """base, corpus, sft, samples, preferences and reward, made by the stages from rows written here."""
-    folder = tmp_path_factory.mktemp("runs")
-    model, tokenizer = pretrained.random_llama(1)
-    models.save(model, tokenizer, folder / "base")
-    answers = [f" it is {a} and {b}" for a in WORDS for b in WORDS]
-    prompts = [f"film {n}" for n in range(64)]
-    rows = [{"id": str(n), "prompt": p, "answer": a} for n, (p, a) in enumerate(zip(prompts, answers, strict=True))]
-    corpus = folder / "corpus"
-    records.write_jsonl(corpus / "demonstrations.jsonl", rows)
-    records.write_jsonl(corpus / "prompts.jsonl", rows)
-    records.write_jsonl(corpus / "held_out.jsonl", [{"id": f"h{n}", "prompt": f"book {n}"} for n in range(16)])
-    pair = {"chosen": " it is good", "rejected": " it is bad", "origin": "file", "margin": None}
-    records.write_jsonl(corpus / "pairs.jsonl", [{"id": f"p{n}", "prompt": f"song {n}", **pair} for n in range(40)])
-    (corpus / "judge").mkdir()
-    (corpus / "judge" / "judge.py").write_text(
-        "def score(prompts, answers):\n    return [float(len(a)) for a in answers]\n"
-    )
-    settings = {"kind": "callable", "function": "judge.py:score"}
-    records.write_json(corpus / "judge" / "judge.json", settings)
-    made = {"base": folder / "base", "corpus": corpus}
-    for stage, section, inputs in [
-        (sft, params.sft, ("base", "corpus")),
-        (samples, params.samples, ("sft", "corpus")),
-        (preferences, params.preferences, ("samples", "corpus", "base")),
-        (reward, params.reward, ("sft", "samples", "preferences")),
-    ]:
-        word = stage.__name__.rpartition(".")[2]
-        made[word] = folder / word
-        stage.run(params.shared, section, **{name: made[name] for name in inputs}, out=made[word])
-    return folder
 
 
 def logged(stage, *arguments, **inputs) -> list[dict[str, float]]:

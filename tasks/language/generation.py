@@ -8,13 +8,15 @@ Legend: R rows still running, P longest prompt (padded on the left), V vocabular
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from tasks.algorithms.logprobs import token_log_probs
+from tasks.language.progress import Checkpoints, read_state, write_state
 
 
 @dataclass
@@ -47,11 +49,12 @@ def sample(
     answers: int = 1,
     generator: torch.Generator | None = None,
     progress: Callable[[int, int], None] | None = None,
+    checkpoints: Checkpoints | None = None,
 ) -> list[list[Answer]]:
     """`answers` answers to each prompt, in the order of the prompts.
 
-    `generator` (on the CPU) decides every draw; `progress(done, total)` is told the prompts finished so far.
-    Raises ValueError for an empty prompt.
+    `generator` (on the CPU) decides every draw; `progress(done, total)` is told the prompts finished so far. With
+    `checkpoints` it goes on from the newest. Raises ValueError for an empty prompt.
     """
     if any(not prompt for prompt in prompts):
         raise ValueError(f"prompt {[len(p) for p in prompts].index(0)} has no token")
@@ -59,7 +62,11 @@ def sample(
     found: list[list[Answer]] = [[] for _ in prompts]
     order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     size = max(1, sampler.batch // answers)
-    for start in range(0, len(order), size):
+    first = 0
+    if checkpoints and (saved := checkpoints.newest()):
+        found = [[Answer(**answer) for answer in row] for row in read_state(saved)["answers"]]
+        first = sum(bool(row) for row in found)
+    for start in range(first, len(order), size):
         group = order[start : start + size]
         rows = torch.tensor([i * answers + k for i in group for k in range(answers)])
         done = _decode(model, [prompts[i] for i in group], sampler, answers, draws[rows])
@@ -67,7 +74,14 @@ def sample(
             found[i] = done[position * answers : (position + 1) * answers]
         if progress:
             progress(min(start + size, len(order)), len(order))
+        if checkpoints and start + size < len(order) and checkpoints.due(_ANSWER_BYTES * answers * (start + size)):
+            state = {"answers": [[asdict(answer) for answer in row] for row in found]}
+            checkpoints.save(start // size + 1, partial(write_state, state))
     return found
+
+
+_ANSWER_BYTES = 1000
+"""Of one answer in a checkpoint, about."""
 
 
 def _decode(

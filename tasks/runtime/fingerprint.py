@@ -21,6 +21,11 @@ def of(entry: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def present(address: str) -> str:
+    """Fingerprint of the stage as it would run now; "" where there is no DVC repository."""
+    return of(entry(address)) if Path(".dvc").is_dir() else ""
+
+
 def entry(address: str) -> dict[str, Any]:
     """The stage's entry as DVC would write it now, without outs. Hashes come from DVC's record of unchanged files."""
     from dvc.repo import Repo

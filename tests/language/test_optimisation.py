@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tasks.errors import UserError
 from tasks.language import models, scoring
 from tasks.language.batches import Completion, pad
 from tasks.language.optimisation import MasterWeights, accumulate, fit, linear_schedule
+from tasks.runtime import work
 from tests.language.conftest import PAD
 
 COMPLETIONS = [Completion([5, 9, 12], [4, 4, 8, 7]), Completion([3], [2]), Completion([20, 21], [30, 31, 7])]
@@ -18,7 +21,7 @@ COMPLETIONS = [Completion([5, 9, 12], [4, 4, 8, 7]), Completion([3], [2]), Compl
 
 def settings(**changes):
     base = {"learning_rate": 1e-2, "batch": 3, "epochs": 8, "warmup": 0.0, "weight_decay": 0.0, "max_grad_norm": 1e9}
-    return SimpleNamespace(**base | changes)
+    return SimpleNamespace(**base | {"max_skipped": 2} | changes)
 
 
 def master(model, precision, **changes):
@@ -103,11 +106,16 @@ def test_the_gradient_is_clipped_and_its_norm_before_that_returned(llama):
     assert trained.step(0.0) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run(llama):
-    trained = master(llama, torch.float32)
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_a_gradient_that_is_not_finite_updates_nothing(llama, precision):
+    trained = master(llama, precision)
+    before = {name: value.clone() for name, value in trained.weights().items()}
     trained.backward(loss(llama) * float("nan"))
-    with pytest.raises(RuntimeError, match="non-finite"):
-        trained.step(1e-3)
+    assert math.isnan(trained.step(1e-3))
+    assert all(torch.equal(before[name], value) for name, value in trained.weights().items())
+    trained.backward(loss(llama))
+    assert math.isfinite(trained.step(1e-3))
+    assert all(value.isfinite().all() for value in trained.weights().values())
 
 
 def test_the_schedule_rises_linearly_and_falls_to_zero():
@@ -125,6 +133,42 @@ def test_fit_lowers_the_loss_and_reports_every_step(llama):
         rows=3,
         generator=torch.Generator().manual_seed(0),
         report=lambda step, total, figures: seen.append((step, total, figures["loss"])),
+        checkpoints=work.Checkpoints(None),
     )
     assert [(step, total) for step, total, _ in seen] == [(n, 8) for n in range(1, 9)]
     assert seen[-1][2] < 0.5 * seen[0][2]
+
+
+def fitted(llama, bad=(), **changes) -> list[dict[str, float]]:
+    """Eight steps of which those in `bad` (from 1) have a loss that is not a number."""
+    steps = iter(range(1, 9))
+
+    def losses(rows):
+        step = next(steps)
+        yield loss(llama, rows, count=3) * (math.nan if step in bad else 1.0), {"margin": torch.tensor(0.5)}
+
+    return fit(
+        master(llama, torch.float32, **changes),
+        losses,
+        settings(**changes),
+        rows=3,
+        generator=torch.Generator().manual_seed(0),
+        report=lambda step, total, figures: None,
+        checkpoints=work.Checkpoints(None),
+    )
+
+
+def test_an_update_that_is_not_finite_is_skipped_and_counted(llama):
+    history = fitted(llama, bad=(3, 5))
+    assert [figures["skipped"] for figures in history] == [0, 0, 1, 1, 2, 2, 2, 2]
+    assert [math.isfinite(figures["gradient_norm"]) for figures in history] == [n not in (3, 5) for n in range(1, 9)]
+    assert all(p.isfinite().all() for p in llama.parameters())
+    assert history[7]["loss"] < 0.5 * history[0]["loss"]
+
+
+def test_too_many_in_a_row_stop_the_run_and_name_what_broke_first(llama):
+    with pytest.raises(UserError, match=r"2 updates in a row .* first loss was nan\. The last good checkpoint"):
+        fitted(llama, bad=(3, 4))
+    assert all(p.isfinite().all() for p in llama.parameters())
+    with pytest.raises(UserError, match="3 updates in a row"):
+        fitted(llama, bad=(5, 6, 7), max_skipped=3)

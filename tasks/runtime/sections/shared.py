@@ -41,3 +41,5 @@ class Optimiser(Section):
     """Decoupled weight decay of AdamW."""
     max_grad_norm: Positive
     """Gradients are scaled down to this global norm."""
+    max_skipped: Count
+    """Updates in a row that may be skipped because loss or gradient is not finite; at this many the stage stops."""

@@ -1,0 +1,38 @@
+"""What can change the last bits of a result besides code, data and params: libraries, threads, device, processor."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import platform
+import sys
+from pathlib import Path
+
+LIBRARIES = ("torch", "transformers", "numpy")
+
+
+def describe() -> dict[str, str]:
+    """Name -> value. Asks torch only where the stage has imported it."""
+    found = {"python": platform.python_version(), "processor": _processor()}
+    for library in LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[library] = importlib.metadata.version(library)
+    return found | device()
+
+
+def device() -> dict[str, str]:
+    """The device that the stage uses, and its threads; {} where torch is not imported."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    used = torch.cuda.get_device_name() if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"
+    return {"device": str(used), "threads": str(torch.get_num_threads())}
+
+
+def _processor() -> str:
+    """Its model's name: math libraries choose their kernels by it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
