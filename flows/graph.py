@@ -4,6 +4,7 @@ DVC's inner interface (dvc 3.67; tests/test_dvc.py guards it)."""
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from dvc.repo import Repo
 from dvc.repo.reproduce import get_active_graph, plan_repro
 from dvc.utils.serialize import dump_yaml, load_yaml, parse_yaml_for_update
 
+from flows.salvage import salvage
 from tasks.errors import UserError
 from tasks.runtime.made import made_by_runner
 
@@ -47,6 +49,8 @@ def plan(target: str) -> list[Node]:
     """
     try:
         with _open() as repo:
+            for line in salvage():
+                print(line, file=sys.stderr)
             graph = get_active_graph(repo.index.graph)
             goals = [s for s in graph if target in (s.addressing, s.addressing.partition("@")[0])]
             if not goals:
@@ -87,7 +91,9 @@ def keep_order(before: Sequence[str], order: Sequence[str], path: Path = Path(LO
         wanted = sorted(stages, key=lambda name: rank.get(name, len(rank)))
         if wanted != list(stages):
             data["stages"] = {name: stages[name] for name in wanted}
-            dump_yaml(str(path), data)
+            partial = path.with_name(f"{path.name}.partial")
+            dump_yaml(str(partial), data)
+            partial.replace(path)
 
 
 def recorded(path: Path = Path(LOCK_FILE)) -> list[str]:

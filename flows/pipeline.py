@@ -26,7 +26,7 @@ from prefect.states import Completed, Failed
 from flows import child, graph, server, summary
 from flows.slot import Slot
 from tasks.errors import UserError
-from tasks.runtime import config, reporter
+from tasks.runtime import config, fingerprint, reporter, work
 from tasks.runtime.process import PARENT_RUN
 from tasks.runtime.terminal import duration, printable
 
@@ -81,6 +81,7 @@ def rlhf(target: str = "comparison", force: bool = False) -> State[None]:
         _tracked(lambda lineage: lineage.finish(parent, nodes, "KILLED", []) if parent else None)
         raise
     graph.keep_order(before, [node.address for node in nodes])
+    work.forget({address: fingerprint.of(entry) for address, entry in fingerprint.locked().items()})
     return _conclude(target, nodes, states, parent, time.monotonic() - started)
 
 

@@ -69,4 +69,6 @@ def test_resuming_at_any_step_gives_the_same_bytes(word, precision, runs, params
     assert run("resumed", resumed) == metrics
     assert digests(tmp_path / "resumed") == digests(tmp_path / "whole")
     assert resumed.rows == whole.rows
+    if word == "samples":
+        assert resumed.steps == whole.steps[-1:]  # the earlier groups are not sampled again
     assert any(f"goes on after step {len(whole.steps) - 1} " in note for note in resumed.notes)
