@@ -18,6 +18,7 @@ from dvc.repo import Repo
 from dvc.repo.reproduce import get_active_graph, plan_repro
 from dvc.utils.serialize import dump_yaml, load_yaml, parse_yaml_for_update
 
+from flows import cache
 from flows.salvage import salvage
 from tasks.errors import UserError
 from tasks.runtime.made import made_by_runner
@@ -58,10 +59,19 @@ def plan(target: str) -> list[Node]:
             nodes: dict[str, Node] = {}
             for stage in plan_repro(graph, goals):
                 upstream = tuple(s.addressing for s in graph.successors(stage))
+                for out in stage.outs:
+                    cache.complete(out)
                 nodes[stage.addressing] = _node(stage, upstream, all(nodes[u].up_to_date for u in upstream))
             return list(nodes.values())
     except DvcException as error:
         raise UserError(f"DVC: {error}") from error
+
+
+def require_cached(address: str) -> None:
+    """Raise UserError unless DVC's cache has all that it has just recorded of a stage."""
+    with _open() as repo:
+        for out in repo.stage.load_one(name=address).outs:
+            list(cache.files(out))
 
 
 def refuse_foreign(nodes: Sequence[Node]) -> None:

@@ -24,6 +24,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Failed
 
 from flows import child, graph, server, summary
+from flows import push as remote
 from flows.slot import Slot
 from tasks.errors import UserError
 from tasks.runtime import config, fingerprint, reporter, work
@@ -54,16 +55,21 @@ def reproduce(node: graph.Node, place: int, force: bool, parent: str | None) -> 
         _passing.add(node.address)
     if not outcome.ok:
         return Failed(message=outcome.error)
+    try:
+        graph.require_cached(node.address)
+    except UserError as error:
+        return Failed(message=str(error))
     if outcome.ran:
         return Completed(message=f"{node.address} made", data=True)
     return Completed(name="Cached", message="up to date", data=False)
 
 
 @flow(name="rlhf", flow_run_name="{target}", persist_result=False, log_prints=False)
-def rlhf(target: str = "comparison", force: bool = False) -> State[None]:
+def rlhf(target: str = "comparison", force: bool = False, push: bool = False) -> State[None]:
     """Reproduce `target` (any stage of dvc.yaml) and everything it depends on.
 
-    force: run every stage on the way, whether up to date or not.
+    force: run every stage on the way, whether up to date or not. push: then push to the DVC remote and check that
+    everything is there; the run fails when it is not.
     """
     started = time.monotonic()
     try:
@@ -82,7 +88,8 @@ def rlhf(target: str = "comparison", force: bool = False) -> State[None]:
         raise
     graph.keep_order(before, [node.address for node in nodes])
     work.forget({address: fingerprint.of(entry) for address, entry in fingerprint.locked().items()})
-    return _conclude(target, nodes, states, parent, time.monotonic() - started)
+    state = _conclude(target, nodes, states, parent, time.monotonic() - started)
+    return _pushed(state) if push and state.is_completed() else state
 
 
 def prepare(target: str) -> list[graph.Node]:
@@ -139,6 +146,15 @@ def _conclude(
     return Completed(message=message)
 
 
+def _pushed(state: State[None]) -> State[None]:
+    try:
+        files, size = remote.push()
+    except UserError as error:
+        return Failed(message=str(error))
+    _say(f"{files} files, {size / 1e6:.1f} MB, are on the DVC remote")
+    return state
+
+
 def _tracked(call: Callable[[ModuleType], T]) -> T | None:
     """Call with flows.lineage, imported only now as MLflow takes a second. MLflow never fails the pipeline."""
     if not reporter.wanted():
@@ -168,7 +184,7 @@ def _silence_console() -> None:
             handler.setLevel(logging.CRITICAL)
 
 
-def _run_here(target: str, force: bool) -> State[None]:
+def _run_here(target: str, force: bool, push: bool) -> State[None]:
     """Run the flow in this process, against the user's Prefect server or one that lives as long as the run."""
     os.environ[ON_TERMINAL] = "1"
     _silence_console()
@@ -176,7 +192,7 @@ def _run_here(target: str, force: bool) -> State[None]:
     # Once before Prefect's part, while its server starts: a refusal takes a second.
     prepare(target)
     with temporary_settings({PREFECT_API_URL: own.address()} if own else {}):
-        return rlhf(target, force, return_state=True)  # type: ignore[return-value]
+        return rlhf(target, force, push, return_state=True)  # type: ignore[return-value]
 
 
 def main() -> int:
@@ -184,9 +200,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.pipeline", description=__doc__.splitlines()[0])
     parser.add_argument("target", nargs="?", default="comparison", help="a stage of dvc.yaml, such as evaluation@dpo")
     parser.add_argument("--force", action="store_true", help="run every stage, whether up to date or not")
+    parser.add_argument("--push", action="store_true", help="then push to the DVC remote and check what is there")
     arguments = parser.parse_args()
     try:
-        state = _run_here(arguments.target, arguments.force)
+        state = _run_here(arguments.target, arguments.force, arguments.push)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

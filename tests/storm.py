@@ -127,9 +127,10 @@ def _weather(place: Path, name: str, kills: int, draw: random.Random, tally: Tal
         time.sleep(draw.uniform(0, LONGEST))
         with contextlib.suppress(psutil.NoSuchProcess):
             label = f"{target} {kind.name}"
+            words = " ".join(victim.cmdline()[-2:])
             victim.send_signal(kind)
             tally.kills[label] += 1
-            _say(f"{tally.kills.total()}/{kills} {label} ({' '.join(victim_words(victim))})")
+            _say(f"{tally.kills.total()}/{kills} {label} ({words})")
         process.wait()
         deadline = time.monotonic() + PATIENCE
         while (left := _survivors(name)) and time.monotonic() < deadline:
@@ -169,12 +170,6 @@ def _kind(process: psutil.Process, root: int) -> str:
     if "dvc" in words and "repro" in words:
         return "dvc"
     return "flow" if process.pid == root and "flows.pipeline" in words else ""
-
-
-def victim_words(process: psutil.Process) -> list[str]:
-    with contextlib.suppress(psutil.Error):
-        return process.cmdline()[-2:]
-    return ["gone"]
 
 
 def _survivors(name: str) -> list[psutil.Process]:
