@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from tasks.errors import UserError
+from tasks.language import adapters
 from tasks.language.batches import Batch
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -99,9 +100,16 @@ def cast_parameters(model: PreTrainedModel, precision: torch.dtype) -> list[nn.P
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def save(model: PreTrainedModel, tokenizer: Any, out: Path, weights: dict[str, Tensor] | None = None) -> None:
-    """Write a Hugging Face folder with float32 safetensors. `weights` replaces the model's own (see MasterWeights)."""
+def save(
+    model: PreTrainedModel, tokenizer: Any, out: Path, weights: dict[str, Tensor] | None = None, *, merge: bool = True
+) -> None:
+    """Write a Hugging Face folder with float32 safetensors. `weights` replaces the model's own (see MasterWeights).
+
+    merge: adapters join the weights; else they stand in `adapter/` beside the plain model.
+    """
     state = weights if weights is not None else {k: v.float() for k, v in model.state_dict().items()}
+    if settings := adapters.settings_of(model):
+        state = adapters.merged(state, settings) if merge else adapters.save(state, settings, out)
     model.config.dtype = torch.float32
     model.save_pretrained(out, state_dict=state)
     tokenizer.save_pretrained(out)
@@ -114,6 +122,7 @@ def _load(kind: Any, folder: Path, **options: Any) -> PreTrainedModel:
         )
     except (OSError, ValueError) as error:
         raise UserError(f"{folder} holds no model that can be loaded: {error}") from error
+    adapters.merge_into(model, folder)
     # eval() for good: dropout in any of the four models breaks ratio 1 (facts: it is off, always).
     return model.to(device()).eval()
 
