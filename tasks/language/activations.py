@@ -20,15 +20,15 @@ from tasks.language.models import stack
 from tasks.language.scoring import last_scalars
 
 
-class _Entered(Exception):  # noqa: N818 (no error: the frozen layers are done)
+class _Entered(Exception):
     """Carries what enters the first trainable layer out of the forward pass."""
 
 
 class Reusing:
-    """`scoring.scorer` that runs the frozen layers once for each of the sequences it is made with.
+    """`scoring.scorer` that runs the frozen layers once for each sequence.
 
-    Same scores and gradients, up to the rounding of another batch. What is kept is a function of the sequences and the
-    weights alone, not of the order of training: a resumed run keeps the same. Other sequences run in full.
+    Same scores and gradients, up to the rounding of another batch. Those of `completions` are kept from the start: a
+    function of the sequences and the weights alone, not of the order of training, so that a resumed run has the same.
     """
 
     def __init__(self, model: PreTrainedModel, completions: Sequence[Completion], *, fill: int, size: int) -> None:
@@ -44,12 +44,11 @@ class Reusing:
 
     def __call__(self, completions: Sequence[Completion]) -> Tensor:
         """The raw scores [len]; differentiable."""
+        if new := [c for c in completions if _key(c) not in self._kept]:
+            self._keep(new)
         batch = pad(completions, fill=self._fill, device=self._model.device)
-        rows = [self._kept.get(_key(c)) for c in completions]
-        known = [row for row in rows if row is not None]
-        if len(known) < len(rows):
-            return last_scalars(self._model, batch)
-        hidden = nn.utils.rnn.pad_sequence(known, batch_first=True).to(batch.tokens.device)
+        rows = [self._kept[_key(c)] for c in completions]
+        hidden = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(batch.tokens.device)
         with self._skipping(), self._entering(lambda _: hidden):
             return last_scalars(self._model, batch)
 
@@ -107,10 +106,9 @@ class Reusing:
             layer.register_forward_hook(lambda *found: setattr(self, "_tuples", isinstance(found[-1], tuple)))
             for layer in stack(self._model)[: self._frozen]
         ]
-        full = self(probe)
+        full = last_scalars(self._model, pad(probe, fill=self._fill, device=self._model.device))
         for hook in hooks:
             hook.remove()
-        self._keep(probe)
         short = self(probe)
         gradients = [torch.autograd.grad(score.sum(), trained, allow_unused=True) for score in (full, short)]
         if not torch.equal(full, short) or not all(map(_equal, *gradients)):
@@ -126,4 +124,4 @@ def _key(completion: Completion) -> tuple[int, ...]:
 
 
 def _equal(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is None and b is None or a is not None and b is not None and torch.equal(a, b)
+    return a is b if a is None or b is None else torch.equal(a, b)
