@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 COLDEST, HOTTEST = 0.01, 100.0
-"""Bounds of a fitted temperature. Margins that are all positive have their optimum at 0, useless ones at infinity."""
+"""Bounds of a fitted temperature: margins that order no better than chance have their optimum at infinity."""
 
 
 class Bin(NamedTuple):
@@ -60,18 +60,20 @@ def log_loss(margins: Sequence[float]) -> float:
 
 
 def temperature(margins: Sequence[float]) -> float:
-    """T > 0 that makes margin / T most likely: the minimum of the mean of -log sigmoid(margin / T).
+    """T that makes margin / T most likely: the minimum of the mean of -t log sigmoid(m/T) - (1 - t) log sigmoid(-m/T).
 
-    In a = 1/T that mean is convex, so the sign of its slope, -mean(margin sigmoid(-a margin)), is bisected.
-    T lies in [COLDEST, HOTTEST]. Source: Guo et al. 2017 (arXiv 1706.04599), section 4.2.
+    t = (N + 1) / (N + 2) in place of 1, so that a few pairs that are all ordered rightly do not ask for T = 0.
+    In a = 1/T that mean is convex, so the sign of its slope, mean(m (sigmoid(a m) - t)), is bisected.
+    T lies in [COLDEST, HOTTEST]. Source: Guo et al. 2017 (arXiv 1706.04599), section 4.2; t: Platt 1999, section 2.2.
     Errors: ValueError for no margin or one not finite.
     """
     values = _finite(margins)
+    target = (len(values) + 1) / (len(values) + 2)
     low, high = math.log(COLDEST), math.log(HOTTEST)
     for _ in range(64):
         middle = (low + high) / 2
         scaled = np.clip(values / math.exp(middle), -700, 700)
-        if (values / (1 + np.exp(scaled))).sum() > 0:  # larger a, smaller T, is better still
+        if (values * (1 / (1 + np.exp(-scaled)) - target)).sum() < 0:  # a larger a, a smaller T, is better still
             high = middle
         else:
             low = middle

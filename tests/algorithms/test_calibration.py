@@ -71,14 +71,28 @@ def test_log_loss_is_bradley_terry_s():
 
 
 def test_temperature_by_hand():
-    """Margins of +-2, three of four right: sigmoid(2 / T) = 3/4, so T = 2 / ln 3 = 1.8205."""
-    assert temperature([2.0, 2.0, 2.0, -2.0]) == pytest.approx(1.8205, abs=5e-5)
+    """Margins of +-2, three of four right. With t = 5/6, three quarters of 5/6 and one quarter of 1/6 are 2/3.
+
+    sigmoid(2 / T) = 2/3, so T = 2 / ln 2 = 2.8854. A thousand times as many pairs come to 3/4 and T = 2 / ln 3.
+    """
+    assert temperature([2.0, 2.0, 2.0, -2.0]) == pytest.approx(2.8854, abs=5e-5)
+    assert temperature([2.0, 2.0, 2.0, -2.0] * 1000) == pytest.approx(2 / math.log(3), rel=1e-3)
 
 
 def test_temperature_against_scipy():
     found = np.asarray(margins(400, 5, overconfidence=2.0))
-    best = minimize_scalar(lambda a: -log_expit(a * found).mean(), bounds=(0.01, 10), method="bounded").x
-    assert temperature(found.tolist()) == pytest.approx(1 / best, rel=1e-3)
+    t = 401 / 402
+
+    def loss(a):
+        return -(t * log_expit(a * found) + (1 - t) * log_expit(-a * found)).mean()
+
+    best = minimize_scalar(loss, bounds=(0.01, 10), method="bounded", options={"xatol": 1e-8}).x
+    assert temperature(found.tolist()) == pytest.approx(1 / best, rel=1e-5)
+
+
+def test_pairs_that_are_all_right_have_a_temperature():
+    """Two margins of 3: sigmoid(3 / T) = t = 3/4, so T = 3 / ln 3."""
+    assert temperature([3.0, 3.0]) == pytest.approx(3 / math.log(3))
 
 
 def test_temperature_undoes_overconfidence():
@@ -88,7 +102,7 @@ def test_temperature_undoes_overconfidence():
 
 
 def test_temperature_ends_at_its_bounds():
-    assert temperature([1.0, 2.0]) == pytest.approx(COLDEST)
+    assert temperature([1e-9, 2e-9]) == pytest.approx(COLDEST)
     assert temperature([-1.0, -2.0]) == pytest.approx(HOTTEST)
 
 
