@@ -32,7 +32,7 @@ def run(
     rows = records.read_jsonl(
         preferences / "pairs.jsonl", "prompt_tokens", "chosen_tokens", "rejected_tokens", "margin", "origin", "split"
     )
-    training = groups.grouped(_training(cfg, rows, preferences))
+    training = _training(cfg, rows, preferences)
     generator = torch.Generator().manual_seed(shared.seed)
     model = models.new_scalar_model(sft, generator)
     models.freeze_below(model, cfg.trainable_layers)
@@ -79,16 +79,16 @@ def run(
     }
 
 
-def _training(cfg: config.Reward, rows: list[dict[str, Any]], preferences: Path) -> list[Ranking]:
-    """The rankings to learn from. Raises UserError where they do not fill a batch, or lack what the loss needs."""
+def _training(cfg: config.Reward, rows: list[dict[str, Any]], preferences: Path) -> list[Group]:
+    """What there is to learn from. Raises UserError where they do not fill a batch, or lack what the loss needs."""
     found = _RANKINGS[cfg.loss.kind](
         [r for r in rows if r["split"] == "train" and r["origin"] in cfg.origins], preferences
     )
-    prompts = len(groups.grouped(found))
-    if prompts < cfg.optimiser.batch:
+    training = groups.grouped(found)
+    if len(training) < cfg.optimiser.batch:
         raise UserError(
-            f"{len(found)} pairs or rankings of origin {', '.join(cfg.origins)}, of {prompts} prompts, do not fill one"
-            f" batch (reward.optimiser.batch: {cfg.optimiser.batch} prompts)"
+            f"{len(found)} pairs or rankings of origin {', '.join(cfg.origins)}, of {len(training)} prompts,"
+            f" do not fill one batch (reward.optimiser.batch: {cfg.optimiser.batch} prompts)"
         )
     margin = getattr(cfg.loss, "margin", None)
     without = [r.origin for r in found if r.gap is None]
@@ -97,7 +97,9 @@ def _training(cfg: config.Reward, rows: list[dict[str, Any]], preferences: Path)
             f"reward.loss.margin is {margin.kind}, which needs each pair's own gap: {len(without)} pairs have none"
             f" (origin {', '.join(sorted(set(without)))}); expected kind none, or other reward.origins"
         )
-    return found
+    # A group that fits into no forward pass is found before any work is done.
+    list(groups.packed(training, cfg.optimiser.micro_batch))
+    return training
 
 
 def _ranked(rows: list[dict[str, Any]], preferences: Path) -> list[Ranking]:

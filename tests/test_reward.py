@@ -310,7 +310,7 @@ def test_mistakes_end_with_what_to_do(made, params, tmp_path):
     cases = [
         (
             {"optimiser": {"batch": 25}},
-            r"104 pairs or rankings of origin sampled, file, of 24 prompts, do not fill one",
+            r"104 pairs or rankings of origin sampled, file, of 24 prompts, do not fill",
         ),
         ({"optimiser": {"micro_batch": 3}}, r"a prompt has 4 answers .* is 3, expected at least 4"),
         ({"loss": pairwise({"kind": "scaled", "scale": 1.0})}, r"8 pairs have none \(origin file\)"),
