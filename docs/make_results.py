@@ -67,8 +67,13 @@ def _reward() -> str:
     held_out = records.read_json(Path("metrics/reward.json"))["held_out"]
     judge = records.read_json(Path("metrics/corpus.json"))["judge"]
     accuracy = ", ".join(f"{o} {f['accuracy']:.2f} ({f['pairs']} pairs)" for o, f in sorted(held_out.items()))
+    error = ", ".join(
+        f"{o} {f['calibration_error']:.3f} ({f['scaled']['calibration_error']:.3f})"
+        for o, f in sorted(held_out.items())
+    )
     return (
-        f"Reward model, accuracy on held-out pairs by origin: {accuracy}. Judge, on rated texts it was not fitted on: "
+        f"Reward model, accuracy on held-out pairs by origin: {accuracy}. Expected calibration error, and that after "
+        f"temperature scaling (fitted on other held-out prompts): {error}. Judge, on rated texts it was not fitted on: "
         f"Pearson r {judge['pearson']:.2f} with people's mean rating; it orders "
         f"{judge['pairs_ordered_as_people']:.0%} of the pairs that differ by one point or more as people do.\n"
     )

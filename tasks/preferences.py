@@ -17,10 +17,14 @@ _Row = dict[str, Any]
 
 
 def run(shared: config.Shared, cfg: config.Preferences, *, samples: Path, corpus: Path, base: Path, out: Path) -> _Row:
-    """Write `pairs.jsonl`; every pair says where it comes from (`origin`) and in which split it is."""
+    """Write `pairs.jsonl`; every pair says where it comes from (`origin`) and in which split it is.
+
+    And `ranked.jsonl`: a prompt a line, with the judge's score of each of its sampled answers.
+    """
     dropped: Counter[str] = Counter()
-    pairs = _sampled(samples, corpus, cfg.margin, dropped) + _off_policy(shared, corpus, base, dropped)
-    for pair in pairs:
+    ranked: list[_Row] = []
+    pairs = _sampled(samples, corpus, cfg.margin, dropped, ranked) + _off_policy(shared, corpus, base, dropped)
+    for pair in [*pairs, *ranked]:
         pair["split"] = "held_out" if _share(pair, shared.seed) < cfg.held_out else "train"
     counts = Counter((pair["origin"], pair["split"]) for pair in pairs)
     for origin in sorted({pair["origin"] for pair in pairs}):
@@ -32,6 +36,7 @@ def run(shared: config.Shared, cfg: config.Preferences, *, samples: Path, corpus
     if not pairs:
         raise UserError(f"no pair is left; dropped: {dict(dropped)}")
     records.write_jsonl(out / "pairs.jsonl", pairs)
+    records.write_jsonl(out / "ranked.jsonl", ranked)
     for reason, count in sorted(dropped.items()):
         record.note(f"dropped {count}: {reason}")
     record.table("pairs", [{k: p[k] for k in ("prompt", "chosen", "rejected", "margin", "origin")} for p in pairs[:30]])
@@ -41,8 +46,8 @@ def run(shared: config.Shared, cfg: config.Preferences, *, samples: Path, corpus
     }
 
 
-def _sampled(samples: Path, corpus: Path, margin: float, dropped: Counter[str]) -> list[_Row]:
-    """Best against worst of each prompt's answers, by the judge."""
+def _sampled(samples: Path, corpus: Path, margin: float, dropped: Counter[str], ranked: list[_Row]) -> list[_Row]:
+    """Best against worst of each prompt's answers, by the judge; `ranked` gets all its scores."""
     rows = records.read_jsonl(samples / "samples.jsonl", "id", "prompt", "prompt_tokens", "answers")
     prompts = [row["prompt"] for row in rows for _ in row["answers"]]
     scores = iter(judge.load(corpus / "judge").score(prompts, [a["text"] for row in rows for a in row["answers"]]))
@@ -50,6 +55,7 @@ def _sampled(samples: Path, corpus: Path, margin: float, dropped: Counter[str]) 
     for row in rows:
         answers = row["answers"]
         judged = [next(scores) for _ in answers]
+        ranked.append(_ranked(row, judged))
         chosen = best_against_worst(judged, margin=margin)
         if chosen is None:
             dropped["sampled: a tie, or below the margin"] += 1
@@ -63,6 +69,13 @@ def _sampled(samples: Path, corpus: Path, margin: float, dropped: Counter[str]) 
             | {"margin": judged[chosen[0]] - judged[chosen[1]], "origin": "sampled"}
         )
     return pairs
+
+
+def _ranked(row: _Row, scores: list[float]) -> _Row:
+    """A prompt's answers with the judge's scores."""
+    answers = [{"tokens": a["tokens"], "score": score} for a, score in zip(row["answers"], scores, strict=True)]
+    kept = {name: row[name] for name in ("id", "prompt", "prompt_tokens")}
+    return kept | {"answers": answers, "origin": "sampled"}
 
 
 def _off_policy(shared: config.Shared, corpus: Path, base: Path, dropped: Counter[str]) -> list[_Row]:

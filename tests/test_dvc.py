@@ -88,10 +88,12 @@ def test_the_plots_are_those_that_say_something(tiny, tmp_path):
     page = (tmp_path / "plots/index.html").read_text()
     assert set(re.findall(r'"title": {"text": "([^"]+)"', page)) == {
         *("Reward of PPO", "KL of PPO to SFT", "KL coefficient of PPO", "Win rate against SFT"),
+        "Reliability of the reward model",
         *("SFT loss", "Reward model accuracy in training", "DPO margin"),
     }
     assert set(re.findall(r'"title": "([^"]+)"', page)) == {
         *("step", "rollout", "mean of the episodes", "nats per answer", "policy", "win rate"),
+        *("confidence in held-out pairs", "share ordered as preferred"),
         *("train/loss", "train/accuracy", "dpo/margin", "kl/coefficient"),
     }
 

@@ -83,6 +83,17 @@ def test_both_origins_stand_in_both_splits_and_no_prompt_in_two(runs):
     assert all(len(found) == 1 for found in splits.values())
 
 
+def test_every_sampled_prompt_is_ranked_by_the_judge_in_the_split_of_its_pairs(runs):
+    """The judge counts characters; a pair's sides stand among the answers of its prompt's ranking."""
+    ranked = {row["id"]: row for row in records.read_jsonl(runs / "preferences/ranked.jsonl")}
+    for row in records.read_jsonl(runs / "samples/samples.jsonl"):
+        found = [(a["tokens"], a["score"]) for a in ranked[row["id"]]["answers"]]
+        assert found == [(a["tokens"], float(len(a["text"]))) for a in row["answers"]]
+    for pair in records.read_jsonl(runs / "preferences/pairs.jsonl"):
+        if pair["origin"] == "sampled":
+            assert ranked[pair["id"]]["split"] == pair["split"]
+
+
 def test_scores_are_normalised_on_answers_of_sft(runs):
     """Mean 0 and deviation 1 over the reference answers, by the saved model alone."""
     from tasks.language import scoring

@@ -13,21 +13,6 @@ from torch.nn.functional import logsigmoid
 Statistics = dict[str, Tensor]
 
 
-def bradley_terry_loss(chosen: Tensor, rejected: Tensor, *, count: float | None = None) -> tuple[Tensor, Statistics]:
-    """Negative log-likelihood that the chosen answer beats the rejected one: -log sigmoid(r_chosen - r_rejected).
-
-    `logsigmoid` stays finite where log(1 + exp(-x)) overflows (from x = -89 in float32).
-    Source: Bradley and Terry 1952; Ouyang et al. 2022 (arXiv 2203.02155), equation 1.
-    Shapes: chosen, rejected [B] rewards; returns a scalar in nats per pair and detached scalars: `accuracy` (share of
-    pairs with r_chosen > r_rejected), `ties` (share with equality: neither right nor wrong), `margin` (mean
-    difference).
-    Errors: ValueError for no pairs or shapes that differ.
-    """
-    divisor = _pairs(chosen, rejected, count=count)
-    margin = chosen - rejected
-    return -logsigmoid(margin).sum() / divisor, _statistics(margin, divisor)
-
-
 def dpo_loss(
     policy_chosen: Tensor,
     policy_rejected: Tensor,

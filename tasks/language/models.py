@@ -32,17 +32,24 @@ def load_policy(folder: Path) -> PreTrainedModel:
 
 
 def new_scalar_model(folder: Path, generator: torch.Generator) -> PreTrainedModel:
-    """A scalar model on the trunk of the policy in `folder`: one number per position, head std 1/sqrt(d+1).
+    """A scalar model on the trunk of the policy in `folder`: one number per position, head std 1/sqrt(d+1), bias 0.
 
     Source: Ziegler et al. 2019 (code). The container is Hugging Face's sequence classifier, so that a saved reward
     model loads anywhere; its pooling is not used, see `scalars`.
     """
     model = _load(AutoModelForSequenceClassification, folder, num_labels=1)
-    weight = scalar_head(model).weight
-    with torch.no_grad():
-        drawn = torch.randn(weight.shape, generator=generator) / (weight.shape[1] + 1) ** 0.5
-        weight.copy_(drawn.to(weight))
+    start_head(scalar_head(model), generator)
     return model
+
+
+@torch.no_grad()
+def start_head(head: nn.Linear, generator: torch.Generator) -> None:
+    """Weights drawn with std 1/sqrt(d+1), d the hidden size; bias 0 where there is one (most classifiers have none)."""
+    weight = head.weight
+    drawn = torch.randn(weight.shape, generator=generator) / (weight.shape[1] + 1) ** 0.5
+    weight.copy_(drawn.to(weight))
+    if head.bias is not None:
+        head.bias.zero_()
 
 
 def load_scalar_model(folder: Path) -> PreTrainedModel:
@@ -76,15 +83,22 @@ def scalars(model: PreTrainedModel, batch: Batch) -> Tensor:
     return scalar_head(model)(hidden).squeeze(-1).float()
 
 
+def stack(model: PreTrainedModel) -> nn.ModuleList:
+    """The layers of the trunk, from the first to the last."""
+    return max((m for m in model.base_model.modules() if isinstance(m, nn.ModuleList)), key=len)
+
+
 def freeze_below(model: PreTrainedModel, trainable_layers: int | None) -> None:
     """Train the last N layers, the final norm and the head only; None trains everything."""
     if trainable_layers is None:
         return
-    layers = _layers(model)
+    layers = stack(model)
     if trainable_layers > len(layers):
         raise UserError(f"{trainable_layers} trainable layers asked for, the model has {len(layers)}")
-    for parameter in model.get_input_embeddings().parameters():
-        parameter.requires_grad_(False)
+    # Learned positions (GPT-2) are embeddings, too: one that trained would send gradients through every frozen layer.
+    for module in model.base_model.modules():
+        if isinstance(module, nn.Embedding):
+            module.requires_grad_(False)
     for parameter in layers[: len(layers) - trainable_layers].parameters():
         parameter.requires_grad_(False)
 
@@ -116,11 +130,6 @@ def _load(kind: Any, folder: Path, **options: Any) -> PreTrainedModel:
         raise UserError(f"{folder} holds no model that can be loaded: {error}") from error
     # eval() for good: dropout in any of the four models breaks ratio 1 (facts: it is off, always).
     return model.to(device()).eval()
-
-
-def _layers(model: PreTrainedModel) -> nn.ModuleList:
-    stacks = [m for m in model.base_model.modules() if isinstance(m, nn.ModuleList)]
-    return max(stacks, key=len)
 
 
 def _plain_head(model: PreTrainedModel) -> bool:

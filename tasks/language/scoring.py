@@ -73,13 +73,27 @@ def all_values(model: PreTrainedModel, completions: Sequence[Completion], *, fil
     return [found for (found,) in _per_token(model, completions, measure, fill=fill, size=size)]
 
 
+Scorer = Callable[[Sequence[Completion]], Tensor]
+"""Completions -> their raw scores [len], differentiable."""
+
+
+def scorer(model: PreTrainedModel, *, fill: int) -> Scorer:
+    """The raw scores of completions in one forward pass."""
+    return lambda completions: last_scalars(model, pad(completions, fill=fill, device=model.device))
+
+
 @torch.no_grad()
-def all_scores(model: PreTrainedModel, completions: Sequence[Completion], *, fill: int, size: int) -> Tensor:
-    """The reward model's score of each completion [len], normalised by the statistics in its config, on the CPU."""
+def all_raw_scores(score: Scorer, completions: Sequence[Completion], *, size: int) -> Tensor:
+    """The raw score of each completion [len], as the head gives it, on the CPU."""
     found = torch.empty(len(completions))
     for group in by_length(completions, size):
-        batch = pad([completions[i] for i in group], fill=fill, device=model.device)
-        found[torch.tensor(group)] = last_scalars(model, batch).cpu()
+        found[torch.tensor(group)] = score([completions[i] for i in group]).cpu()
+    return found
+
+
+def all_scores(model: PreTrainedModel, completions: Sequence[Completion], *, fill: int, size: int) -> Tensor:
+    """The reward model's score of each completion [len], normalised by the statistics in its config, on the CPU."""
+    found = all_raw_scores(scorer(model, fill=fill), completions, size=size)
     return (found - getattr(model.config, "reward_mean", 0.0)) / getattr(model.config, "reward_std", 1.0)
 
 

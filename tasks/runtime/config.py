@@ -30,7 +30,12 @@ from tasks.runtime.sections.ppo import FixedKL as FixedKL
 from tasks.runtime.sections.preferences import Origin as Origin
 from tasks.runtime.sections.preferences import Preferences as Preferences
 from tasks.runtime.sections.preferences import Samples as Samples
+from tasks.runtime.sections.reward import GradedMargin as GradedMargin
+from tasks.runtime.sections.reward import ListwiseLoss as ListwiseLoss
+from tasks.runtime.sections.reward import NoMargin as NoMargin
+from tasks.runtime.sections.reward import PairwiseLoss as PairwiseLoss
 from tasks.runtime.sections.reward import Reward as Reward
+from tasks.runtime.sections.reward import ScaledMargin as ScaledMargin
 from tasks.runtime.sections.section import Section as Section
 from tasks.runtime.sections.sft import SFT as SFT
 from tasks.runtime.sections.shared import Optimiser as Optimiser

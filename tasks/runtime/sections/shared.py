@@ -30,7 +30,7 @@ class Optimiser(Section):
     learning_rate: Positive
     """Peak learning rate."""
     batch: Count
-    """Sequences (sft), pairs (reward, dpo) or episodes (ppo) per optimiser step."""
+    """Sequences (sft), prompts (reward), pairs (dpo) or episodes (ppo) per optimiser step."""
     micro_batch: Count
     """Sequences per forward pass: bounds memory, changes no result."""
     epochs: Count
