@@ -111,7 +111,8 @@ def _loss(
     figures = preference_statistics(chosen, rejected, scale=row.scale, count=count)
     figures |= {"chosen_log_prob": own[0], "rejected_log_prob": own[1], "chosen_nll": nll.detach()}
     figures |= {"chosen_drift": drift[0], "rejected_drift": drift[1]}
-    figures |= {"kl_baseline": z * len(chosen) / count for z in extra}
+    if extra:
+        figures["kl_baseline"] = extra[0] * len(chosen) / count
     return preference + cfg.sft_weight * nll, figures
 
 

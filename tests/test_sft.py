@@ -1,4 +1,4 @@
-"""Supervised fine-tuning through `run`, on a tiny random model: what is learned from, and that packing changes nothing."""
+"""Supervised fine-tuning through `run`, on a tiny random model: what is learned from; packing changes nothing."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_model_that_mixes_rows_is_refused_before_training(params, tmp_path):
     tokenizer = text.byte_tokenizer()
     settings = MambaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, state_size=4)
     models.save(AutoModelForCausalLM.from_config(settings), tokenizer, tmp_path / "base")
-    with pytest.raises(UserError, match="sft.packing: is true, expected false for MambaForCausalLM"):
+    with pytest.raises(UserError, match=r"sft\.packing: is true, expected false for MambaForCausalLM"):
         train(params, tmp_path / "base", tmp_path, packing=True)
 
 

@@ -1,8 +1,9 @@
 """Prompts with their answers as token ids, cut into padded or packed batches.
 
 Legend: B completions, R rows of the model's input (one completion each where padded, several where packed), L tokens of
-the longest row, T longest answer, N answer tokens of the whole batch. Padding stands on the right. Per-token quantities of the answers travel flat [N], row after row, as the model gives
-them, or padded [B, T] with `mask`, as the algorithms take them.
+the longest row, T longest answer, N answer tokens of the whole batch. Padding stands on the right. Per-token quantities
+of the answers travel flat [N], row after row, as the model gives them, or padded [B, T] with `mask`, as the algorithms
+take them.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ class TestGarbage:
             loss(kind, 0.0, 0.0, *extra(kind), beta=0.0)
 
     def test_a_smoothing_that_turns_the_labels_round_is_an_error(self):
-        with pytest.raises(ValueError, match="0 to 0.5"):
+        with pytest.raises(ValueError, match=r"0 to 0\.5"):
             loss("sigmoid", 0.0, 0.0, label_smoothing=0.6)
         with pytest.raises(ValueError, match="coin flips"):
             loss("robust", 0.0, 0.0, label_smoothing=0.5)
@@ -243,7 +243,7 @@ class TestRegistry:
         normalised = {"length_normalised": True} if kind in ("sigmoid", "robust", "hinge") else {}
         others = {"loss": {"kind": kind, **ROWS[kind], **normalised}, "sft_weight": float(kind == "orpo")}
         optimiser = {"learning_rate": 1.0, "batch": 1, "micro_batch": 1, "epochs": 1, "warmup": 0.0}
-        optimiser |= {"weight_decay": 0.0, "max_grad_norm": 1.0}
+        optimiser |= {"weight_decay": 0.0, "max_grad_norm": 1.0, "max_skipped": 3}
         section = config.DPO.model_validate(
             {**others, "origins": ["file"], "optimiser": optimiser, "drift_warning": 1.0, "kl_prompts": 2}
         )

@@ -130,7 +130,7 @@ class DPO(Section):
     ]
     """What is minimised over the pairs, with its own hyperparameters."""
     sft_weight: NotNegative
-    """Weight of an SFT term on the chosen answers (mean over their tokens), added to the loss; 0: none, ORPO wants 1."""
+    """Weight of an SFT term on the chosen answers (mean over their tokens), added to the loss. 0: none; ORPO: 1."""
     origins: Annotated[list[Origin], Field(min_length=1)]
     """Which pairs it learns from."""
     optimiser: Optimiser
