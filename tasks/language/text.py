@@ -68,7 +68,7 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[st
     """
     if style == "plain" or (style == "auto" and tokenizer.chat_template is None):
         if not isinstance(prompt, str):
-            raise UserError(f"chat messages need shared.format: chat and a chat template (format is {style})")
+            raise UserError(f"chat messages need shared.format: chat and a chat template (it is {style})")
         return _open(tokenizer, prompt) if prompt else []
     if tokenizer.chat_template is None:
         raise UserError("shared.format is chat, but the tokenizer has no chat template; use plain")

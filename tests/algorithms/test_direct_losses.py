@@ -123,10 +123,11 @@ class TestIdentity:
         assert once[0].item() == pytest.approx(sums[0].item() / 6)
 
     def test_orpo_keeps_its_digits_at_both_ends(self):
-        """log odds by NumPy in the form that is exact there: P near 1, log1p; P tiny, log P itself."""
-        near, tiny = -1e-9, -300.0
-        odds = near - math.log(1e-9)
-        assert loss("orpo", near, tiny, weight=1.0).item() == pytest.approx(-log_expit(odds - tiny), abs=1e-12)
+        """P near 1: the odds are 1 / (1 - P) - 1, with 1 - P = 1e-9 - 5e-19 by the series. P tiny: P itself."""
+        even, near, tiny = math.log(0.5), -1e-9, -300.0
+        odds = near - math.log(1e-9 - 5e-19)
+        assert loss("orpo", even, near, weight=1.0).item() == pytest.approx(-log_expit(-odds), abs=1e-9)
+        assert loss("orpo", tiny, even, weight=1.0).item() == pytest.approx(300, abs=1e-9)
         certain = LOSSES["orpo"](torch.zeros(1), torch.full((1,), -1e4), weight=1.0)
         assert certain.isfinite().all()
 

@@ -52,7 +52,7 @@ class TestPrompt:
     def test_messages_need_a_template(self):
         chat = [{"role": "user", "content": "hi"}]
         for style in ("plain", "auto"):
-            with pytest.raises(UserError, match=f"chat template .format is {style}"):
+            with pytest.raises(UserError, match=f"chat template .it is {style}"):
                 text.prompt_tokens(tokenizer(), chat, style)
         with pytest.raises(UserError, match="no chat template; use plain"):
             text.prompt_tokens(tokenizer(), chat, "chat")
