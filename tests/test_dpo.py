@@ -207,11 +207,12 @@ class TestDrift:
     def test_the_unconstrained_baseline_outruns_dpo(self, params, inputs):
         """Same data, steps and rate: DPO eases off once a pair is told apart, the contrastive loss never does."""
         hard = {"epochs": 30, "learning_rate": 3e-3}
-        held, _ = train(params, inputs, "sigmoid", optimiser=hard)
-        loose, _ = train(params, inputs, "contrastive", optimiser=hard)
+        held, loose = (
+            train(params, inputs, loss, optimiser=hard, kl_prompts=20)[0] for loss in ("sigmoid", "contrastive")
+        )
         assert held["last_step"]["accuracy"] == loose["last_step"]["accuracy"] == 1
-        assert loose["kl"]["mean"] > 3 * held["kl"]["mean"] > 0
-        assert loose["last_step"]["rejected_drift"] < 3 * held["last_step"]["rejected_drift"] < 0
+        assert loose["kl"]["mean"] > 2 * held["kl"]["mean"] > 0
+        assert loose["last_step"]["rejected_drift"] < 5 * held["last_step"]["rejected_drift"] < 0
 
     def test_a_fall_of_the_chosen_answers_is_said_once(self, params, inputs, tmp_path):
         quiet = train(params, inputs, "contrastive", drift_warning=1e6)[1]
