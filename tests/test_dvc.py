@@ -42,7 +42,7 @@ def test_dvc_and_the_flow_write_the_same_lock_and_skip_the_same_stages(stubbed, 
     assert files(other) == files(stubbed)
     # A change in the middle: sft and what comes before stay.
     for folder in (stubbed, other):
-        change_params(folder, {"dpo": {"beta": 0.2}})
+        change_params(folder, {"dpo": {"loss": {"beta": 0.2}}})
     by_dvc = [line.split("'")[1] for line in dvc(stubbed, "repro").splitlines() if line.startswith("Running stage")]
     by_flow = flow(other).rpartition("made ")[2].partition(" (")[0].split(", ")
     assert by_flow == by_dvc == ["dpo", "evaluation@dpo", "comparison"]

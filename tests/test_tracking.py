@@ -98,7 +98,7 @@ def test_params_are_flat(recorded):
     assert recorded["ppo"].data.params["ppo.kl.kind"] == "adaptive"
     assert recorded["ppo"].data.params["shared.seed"] == "17"
     assert not any(name.startswith("sft.") for name in recorded["ppo"].data.params)
-    assert {"sft.optimiser.batch", "dpo.beta", "corpus.judge.kind"} <= set(recorded["pipeline"].data.params)
+    assert {"sft.optimiser.batch", "dpo.loss.beta", "corpus.judge.kind"} <= set(recorded["pipeline"].data.params)
 
 
 def test_data_sets_carry_dvcs_hashes(recorded, tiny):

@@ -2,7 +2,8 @@
 
 Legend: B sequences, L tokens of a sequence (prompt, answer, then padding on the right), N answer tokens of a whole
 batch, V vocabulary. Sequences are padded on the right, so causal attention alone keeps padding out of every real
-position: no attention mask is needed, and none is passed.
+position: no attention mask is needed, and none is passed. Packed rows pass the positions (`Batch.positions`): from
+them transformers builds the mask that keeps the sequences of a row apart, see `tasks.language.packing`.
 """
 
 from __future__ import annotations
@@ -72,20 +73,25 @@ def answer_logits(model: PreTrainedModel, batch: Batch) -> Tensor:
     scales) are found by `_plain_head` and take the long way.
     """
     if _plain_head(model):
-        hidden = model.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
+        hidden = model.base_model(**_inputs(batch)).last_hidden_state
         return model.get_output_embeddings()(hidden[batch.before]).unsqueeze(0)
-    return model(input_ids=batch.tokens, use_cache=False).logits[batch.before].unsqueeze(0)
+    return model(**_inputs(batch)).logits[batch.before].unsqueeze(0)
 
 
 def scalars(model: PreTrainedModel, batch: Batch) -> Tensor:
     """The scalar of every position [B, L], float32."""
-    hidden = model.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
+    hidden = model.base_model(**_inputs(batch)).last_hidden_state
     return scalar_head(model)(hidden).squeeze(-1).float()
 
 
 def stack(model: PreTrainedModel) -> nn.ModuleList:
     """The layers of the trunk, from the first to the last."""
     return max((m for m in model.base_model.modules() if isinstance(m, nn.ModuleList)), key=len)
+
+
+def _inputs(batch: Batch) -> dict[str, Any]:
+    packed = {} if batch.positions is None else {"position_ids": batch.positions}
+    return {"input_ids": batch.tokens, "use_cache": False, **packed}
 
 
 def freeze_below(model: PreTrainedModel, trainable_layers: int | None) -> None:

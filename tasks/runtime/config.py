@@ -22,6 +22,15 @@ from tasks.runtime.sections.corpus import FileSource as FileSource
 from tasks.runtime.sections.corpus import FittedJudge as FittedJudge
 from tasks.runtime.sections.corpus import Table as Table
 from tasks.runtime.sections.dpo import DPO as DPO
+from tasks.runtime.sections.dpo import ContrastiveLoss as ContrastiveLoss
+from tasks.runtime.sections.dpo import DirectLoss as DirectLoss
+from tasks.runtime.sections.dpo import HingeLoss as HingeLoss
+from tasks.runtime.sections.dpo import IPOLoss as IPOLoss
+from tasks.runtime.sections.dpo import KTOLoss as KTOLoss
+from tasks.runtime.sections.dpo import ORPOLoss as ORPOLoss
+from tasks.runtime.sections.dpo import RobustLoss as RobustLoss
+from tasks.runtime.sections.dpo import SigmoidLoss as SigmoidLoss
+from tasks.runtime.sections.dpo import SimPOLoss as SimPOLoss
 from tasks.runtime.sections.evaluation import Comparison as Comparison
 from tasks.runtime.sections.evaluation import Evaluation as Evaluation
 from tasks.runtime.sections.ppo import PPO as PPO
