@@ -36,9 +36,16 @@ from tasks.runtime.sections.evaluation import Evaluation as Evaluation
 from tasks.runtime.sections.ppo import PPO as PPO
 from tasks.runtime.sections.ppo import AdaptiveKL as AdaptiveKL
 from tasks.runtime.sections.ppo import FixedKL as FixedKL
+from tasks.runtime.sections.preferences import AdjacentRanks as AdjacentRanks
+from tasks.runtime.sections.preferences import BestRandom as BestRandom
+from tasks.runtime.sections.preferences import BestWorst as BestWorst
+from tasks.runtime.sections.preferences import EveryPair as EveryPair
+from tasks.runtime.sections.preferences import JudgeLabels as JudgeLabels
 from tasks.runtime.sections.preferences import Origin as Origin
+from tasks.runtime.sections.preferences import Panel as Panel
 from tasks.runtime.sections.preferences import Preferences as Preferences
 from tasks.runtime.sections.preferences import Samples as Samples
+from tasks.runtime.sections.preferences import TopBottom as TopBottom
 from tasks.runtime.sections.reward import GradedMargin as GradedMargin
 from tasks.runtime.sections.reward import ListwiseLoss as ListwiseLoss
 from tasks.runtime.sections.reward import NoMargin as NoMargin
@@ -90,6 +97,27 @@ class Params(Section):
             raise ValueError("; ".join(faults))
         return self
 
+    @model_validator(mode="after")
+    def _two_sides_of_the_answers(self) -> Params:
+        pairs, answers = self.preferences.pairs, self.samples.answers
+        if pairs.kind == "top_bottom" and 2 * pairs.k > answers:
+            raise ValueError(
+                f"preferences.pairs.k ({pairs.k}) exceeds half of samples.answers ({answers}): an answer would be on"
+                " both sides"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ratings_for_a_panel(self) -> Params:
+        source, judge = self.corpus.source, self.corpus.judge
+        rated = source.kind == "embedded" and judge.kind == "fitted" and judge.rated is None
+        if self.preferences.annotators.kind == "panel" and not rated:
+            raise ValueError(
+                "preferences.annotators is a panel, which scatters around the judge's rating as the raters of the"
+                " embedded snippets do: it needs corpus.source.kind embedded, corpus.judge.kind fitted, rated null"
+            )
+        return self
+
 
 def load(path: Path = Path("params.yaml")) -> Params:
     """Read and check params.yaml. Raises UserError that lists every fault: path, value, expectation."""
@@ -106,9 +134,17 @@ def load(path: Path = Path("params.yaml")) -> Params:
         raise UserError(f"{path} has {len(lines)} fault(s):\n" + "\n".join(lines)) from None
 
 
+_REFUSED = {
+    "top_p": "only samples has it: elsewhere answers are scored, and a token outside the nucleus of one policy, but not"
+    " of the other, would make their ratio and their KL infinite"
+}
+"""Keys that one could expect, with the reason why a section has them not."""
+
+
 def _shown(error: Any) -> str:
     if error["type"] == "extra_forbidden":
-        return "unknown key"
+        reason = _REFUSED.get(error["loc"][-1])
+        return f"unknown key: {reason}" if reason else "unknown key"
     if error["type"] == "missing":
         return "missing"
     value = f" (is {error['input']!r})" if not isinstance(error["input"], dict) else ""

@@ -63,7 +63,7 @@ class Table(Section):
     """Whether `path` names a hub data set."""
     split: str | None
     """Split of a hub data set."""
-    columns: dict[Literal["prompt", "answer", "messages", "chosen", "rejected", "text", "rating"], str]
+    columns: dict[Literal["prompt", "answer", "messages", "chosen", "rejected", "text", "rating", "votes"], str]
     """Our name -> the column's name in the file."""
 
 
@@ -78,7 +78,8 @@ class FileSource(Section):
     held_out: Table | None
     """prompt, or messages; null: split off the prompts by a hash of their text."""
     preferences: Table | None
-    """prompt, chosen and rejected: off-policy pairs."""
+    """prompt, chosen and rejected: off-policy pairs. Also votes, where several people compared the two: a list of
+    chosen, rejected and tie (null: did not vote), whose majority then says which answer is the chosen one."""
 
 
 class FittedJudge(Section):
