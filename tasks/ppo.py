@@ -1,4 +1,4 @@
-"""Policy optimisation against the reward model, held near the SFT policy by a KL penalty: PPO, REINFORCE, RLOO, GRPO."""
+"""PPO, REINFORCE, RLOO or GRPO: the policy learns from the reward model, held near SFT by a KL penalty."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def _settings(row: config.Section) -> dict[str, Any]:
 
 
 def _save(trainer: Trainer, state: dict[str, Any], folder: Path) -> None:
-    write_state(folder, {**state, "trainer": trainer.save(folder)})
+    write_state({**state, "trainer": trainer.save(folder)}, folder)
 
 
 def _prompts(shared: config.Shared, cfg: config.PPO, tokenizer: Any, corpus: Path) -> list[list[int]]:
@@ -198,13 +198,14 @@ def _check(rollout: Rollout, cfg: config.PPO, update: int, kept: Path | None) ->
     if not rollout.kl <= (cfg.kl_limit or math.inf):
         raise UserError(
             f"update {update + 1}: the KL to SFT is {rollout.kl:.2f} nats per answer, expected at most ppo.kl_limit"
-            f" ({cfg.kl_limit}). The last good checkpoint is {kept or 'not written yet'}. The same params would end here"
-            " again: try a larger ppo.kl.coefficient, a lower ppo.optimiser.learning_rate or a ppo.update_kl_limit"
+            f" ({cfg.kl_limit}). The last good checkpoint is {kept or 'not written yet'}. The same params would end"
+            " here again: try a larger ppo.kl.coefficient, a lower ppo.optimiser.learning_rate or a"
+            " ppo.update_kl_limit"
         )
     if not rollout.finished.any():
         record.note(
-            f"update {update + 1}: none of {len(rollout.completions)} answers ends with an end-of-sequence token: the policy"
-            " does not know how to end, or shared.answer_tokens is too small"
+            f"update {update + 1}: none of {len(rollout.completions)} answers ends with an end-of-sequence token: the"
+            " policy does not know how to end, or shared.answer_tokens is too small"
         )
 
 
