@@ -82,6 +82,7 @@ def test_it_learns_the_returns(sft):
         last = trained.step(rollout(), returns, ALL, scale=1.0)
     assert last["value_loss"] < 0.005
     assert (last["value_skipped"], last["value_learning_rate"]) == (0, 1e-2)
+    assert trained.step(rollout(), returns, ALL, scale=0.25)["value_learning_rate"] == 0.25e-2
 
 
 @PRECISIONS

@@ -116,7 +116,7 @@ class Replace(Section):
     """An answer without an end-of-sequence token scores `value`, whatever the reward model says."""
 
     kind: Literal["replace"]
-    value: float
+    value: Annotated[float, Field(allow_inf_nan=False)]
     """In units of the normalised score."""
 
 
