@@ -85,6 +85,20 @@ def test_it_learns_the_returns(sft):
     assert trained.step(rollout(), returns, ALL, scale=0.25)["value_learning_rate"] == 0.25e-2
 
 
+def test_micro_batches_change_neither_the_step_nor_its_figures(sft):
+    results = []
+    for groups in ([[0, 1]], [[1], [0]]):
+        model = critic.from_policy(sft)
+        trained = learner(model, model, clip=0.01)
+        for _ in range(3):
+            figures = trained.step(rollout(), torch.ones(2, 4), Minibatch(groups, 5), scale=1.0)
+        results.append((figures, trained.values(COMPLETIONS)))
+    assert results[0][0]["value_clip_fraction"] > 0
+    assert results[1][0] == pytest.approx(results[0][0], rel=1e-3)
+    for found, expected in zip(results[1][1], results[0][1], strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
 @PRECISIONS
 def test_a_head_on_the_trunk_has_the_policy_s_tensors_and_no_others(llama, sft, precision):
     _, model, trained = head_on(llama, sft, precision, trains_trunk=True)
