@@ -27,6 +27,7 @@ NEUTRAL = frozenset(
         "runtime/sections/preferences",
         "runtime/sections/reward",
         "runtime/sections/dpo",
+        "runtime/sections/advantage",
         "runtime/sections/ppo",
         "runtime/sections/evaluation",
         "runtime/stage",  # paths, which dvc.yaml declares

@@ -135,14 +135,14 @@ def still(params, rate=1e-30):
 def test_the_ratio_is_one_before_the_first_update(runs, params, tmp_path):
     rows = run_ppo(runs, params, tmp_path / "ppo")
     moving = [row for row in rows if "ppo/first_log_ratio" in row]
-    assert len(moving) == params.ppo.updates - params.ppo.critic_warmup
+    assert len(moving) == params.ppo.updates - params.ppo.advantage.critic.warmup
     assert all(row["ppo/first_log_ratio"] < 1e-5 for row in moving)
     assert moving[-1]["ppo/ratio_max"] > 1.001
 
 
 def test_without_a_learning_rate_ratio_and_kl_stay(runs, params, tmp_path):
     rows = run_ppo(runs, params, tmp_path / "ppo", optimiser=still(params))
-    for row in rows[params.ppo.critic_warmup :]:
+    for row in rows[params.ppo.advantage.critic.warmup :]:
         assert row["ppo/ratio_max"] == pytest.approx(1, abs=1e-5)
         assert row["ppo/ratio_min"] == pytest.approx(1, abs=1e-5)
         assert row["kl/sum"] == pytest.approx(0, abs=1e-4)
@@ -159,7 +159,9 @@ def test_the_kl_coefficient_steps_as_ziegler_says(runs, params, tmp_path):
 
 
 def test_the_critic_learns_first(runs, params, tmp_path):
-    rows = run_ppo(runs, params, tmp_path / "ppo", critic_warmup=2)
+    critic = params.ppo.advantage.critic.model_copy(update={"warmup": 2})
+    advantage = params.ppo.advantage.model_copy(update={"critic": critic})
+    rows = run_ppo(runs, params, tmp_path / "ppo", advantage=advantage)
     assert ["ppo/loss" in row for row in rows] == [False, False, True]
     assert rows[1]["kl/sum"] == pytest.approx(0, abs=1e-4)
 

@@ -21,10 +21,16 @@ def answer_log_probs(model: PreTrainedModel, batch: Batch, *, temperature: float
 
     Raises ValueError for an empty prompt: nothing would score the answer's first token.
     """
+    return answer_logits_and_log_probs(model, batch, temperature=temperature)[1]
+
+
+def answer_logits_and_log_probs(model: PreTrainedModel, batch: Batch, *, temperature: float) -> tuple[Tensor, Tensor]:
+    """The logits [1, N, V] that score the counted answer tokens, and `answer_log_probs`, from one forward pass."""
     if batch.before[1].numel() and int(batch.before[1].min()) < 0:
         raise ValueError("a completion with an empty prompt has no probability: its first token follows nothing")
-    flat = token_log_probs(answer_logits(model, batch), batch.answers.unsqueeze(0), temperature=temperature)
-    return batch.padded(flat.squeeze(0))
+    logits = answer_logits(model, batch)
+    flat = token_log_probs(logits, batch.answers.unsqueeze(0), temperature=temperature)
+    return logits, batch.padded(flat.squeeze(0))
 
 
 def answer_values(model: PreTrainedModel, batch: Batch) -> Tensor:

@@ -13,6 +13,21 @@ import yaml
 from pydantic import ValidationError, model_validator
 
 from tasks.errors import UserError
+from tasks.runtime.sections.advantage import GAE as GAE
+from tasks.runtime.sections.advantage import GRPO as GRPO
+from tasks.runtime.sections.advantage import RLOO as RLOO
+from tasks.runtime.sections.advantage import Accept as Accept
+from tasks.runtime.sections.advantage import Critic as Critic
+from tasks.runtime.sections.advantage import HeadCritic as HeadCritic
+from tasks.runtime.sections.advantage import LossPenalty as LossPenalty
+from tasks.runtime.sections.advantage import MissingEOS as MissingEOS
+from tasks.runtime.sections.advantage import Penalty as Penalty
+from tasks.runtime.sections.advantage import Reinforce as Reinforce
+from tasks.runtime.sections.advantage import Replace as Replace
+from tasks.runtime.sections.advantage import RewardCritic as RewardCritic
+from tasks.runtime.sections.advantage import RewardPenalty as RewardPenalty
+from tasks.runtime.sections.advantage import SFTCritic as SFTCritic
+from tasks.runtime.sections.advantage import Subtract as Subtract
 from tasks.runtime.sections.corpus import Base as Base
 from tasks.runtime.sections.corpus import CallableJudge as CallableJudge
 from tasks.runtime.sections.corpus import ClassifierJudge as ClassifierJudge
@@ -36,6 +51,7 @@ from tasks.runtime.sections.evaluation import Evaluation as Evaluation
 from tasks.runtime.sections.ppo import PPO as PPO
 from tasks.runtime.sections.ppo import AdaptiveKL as AdaptiveKL
 from tasks.runtime.sections.ppo import FixedKL as FixedKL
+from tasks.runtime.sections.ppo import PretrainingMix as PretrainingMix
 from tasks.runtime.sections.preferences import AdjacentRanks as AdjacentRanks
 from tasks.runtime.sections.preferences import BestRandom as BestRandom
 from tasks.runtime.sections.preferences import BestWorst as BestWorst
@@ -80,10 +96,10 @@ class Params(Section):
             )
         source = self.corpus.source
         if source.kind == "embedded":
-            wanted = max(self.ppo.episodes, self.samples.prompts)
-            if wanted > source.prompts:
+            rollout = self.ppo.episodes // self.ppo.advantage.group
+            if max(rollout, self.samples.prompts) > source.prompts:
                 faults.append(
-                    f"corpus.source.prompts ({source.prompts}) is below ppo.episodes ({self.ppo.episodes}) or"
+                    f"corpus.source.prompts ({source.prompts}) is below the prompts of a ppo rollout ({rollout}) or"
                     f" samples.prompts ({self.samples.prompts})"
                 )
             if self.sft.demonstrations > source.demonstrations:
