@@ -44,12 +44,16 @@ def run(shared: config.Shared, cfg: config.Preferences, *, samples: Path, corpus
 def _sampled(samples: Path, corpus: Path, margin: float, dropped: Counter[str]) -> list[_Row]:
     """Best against worst of each prompt's answers, by the judge."""
     rows = records.read_jsonl(samples / "samples.jsonl", "id", "prompt", "prompt_tokens", "answers")
-    prompts = [row["prompt"] for row in rows for _ in row["answers"]]
-    scores = iter(judge.load(corpus / "judge").score(prompts, [a["text"] for row in rows for a in row["answers"]]))
+    gold = judge.load(corpus / "judge")
+    grades = judge.grade(gold, [row["prompt"] for row in rows], [[a["text"] for a in row["answers"]] for row in rows])
+    if waiting := judge.leave_unjudged(gold, Path(".rlhf/unjudged/preferences.jsonl")):
+        record.note(waiting)
     pairs = []
-    for row in rows:
+    for row, judged in zip(rows, grades, strict=True):
         answers = row["answers"]
-        judged = [next(scores) for _ in answers]
+        if judged is None:
+            dropped["sampled: a verdict is missing"] += 1
+            continue
         chosen = best_against_worst(judged, margin=margin)
         if chosen is None:
             dropped["sampled: a tie, or below the margin"] += 1

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from tasks.runtime.sections.section import Count, OpenFraction, Positive, Section, Whole
 
@@ -28,8 +29,10 @@ class Corpus(Section):
     """Folder whose change reruns this stage: the user's files, or the pins of the embedded downloads."""
     source: Annotated[EmbeddedSource | FileSource, Field(discriminator="kind")]
     """Where the rows come from."""
-    judge: Annotated[FittedJudge | ClassifierJudge | CallableJudge, Field(discriminator="kind")]
-    """Who gives the gold reward."""
+    judge: Annotated[
+        FittedJudge | ClassifierJudge | CallableJudge | EndpointJudge | HumanJudge, Field(discriminator="kind")
+    ]
+    """Who gives the gold reward; endpoint and human have no scale and say which of two answers is better."""
     held_out: Count
     """Prompts kept for the evaluation; no training stage sees them."""
     overlap: Annotated[int, Field(ge=2)]
@@ -54,6 +57,9 @@ class EmbeddedSource(Section):
     """Smallest difference of the two mean ratings (scale -4 to 4) in an off-policy pair."""
 
 
+Column = Literal["prompt", "answer", "messages", "chosen", "rejected", "text", "rating", "first", "second", "verdict"]
+
+
 class Table(Section):
     """Rows of a JSONL or parquet file (or a glob of them), or of a hub data set, with their column names."""
 
@@ -63,7 +69,7 @@ class Table(Section):
     """Whether `path` names a hub data set."""
     split: str | None
     """Split of a hub data set."""
-    columns: dict[Literal["prompt", "answer", "messages", "chosen", "rejected", "text", "rating"], str]
+    columns: dict[Column, str]
     """Our name -> the column's name in the file."""
 
 
@@ -107,3 +113,59 @@ class CallableJudge(Section):
     kind: Literal["callable"]
     function: Annotated[str, Field(pattern=r"^[\w./-]+:\w+$")]
     """path/to/file.py:name (below `corpus.data`), or package.module:name."""
+
+
+class EndpointJudge(Section):
+    """A language model behind an OpenAI-compatible chat endpoint that compares two answers, asked in both orders.
+
+    Replies are kept in .rlhf/verdicts by everything that decides them, so a rerun asks nothing. A win rate costs two
+    requests per held-out prompt, policy and baseline answer: see baseline.answers.
+    """
+
+    kind: Literal["endpoint"]
+    url: str
+    """Up to and with the version, such as https://host/v1; requests go to its /chat/completions."""
+    model: str
+    """The model's name at the endpoint."""
+    key_variable: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")] | None
+    """Name of the environment variable that holds the API key, which is never stored; null: no key is sent."""
+    template: str | None
+    """The question, with {prompt}, {first} and {second}, to be answered [[A]], [[B]] or [[C]]; null: ours."""
+    options: dict[str, bool | int | float | str]
+    """More of the request's body, such as {temperature: 0, max_tokens: 16}."""
+    requests_per_minute: Positive
+    """Requests are spaced to stay below it."""
+    parallel: Count
+    """Requests under way at once."""
+    timeout: Positive
+    """Seconds for one request."""
+    attempts: Count
+    """Tries of one request: 408, 409, 429, 5xx, timeouts and broken connections are tried again, after Retry-After."""
+
+    @field_validator("url")
+    @classmethod
+    def _plain(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError("expected http(s)://host/path without query")
+        if parts.username or parts.password:
+            raise ValueError("holds a user or password: give the key through key_variable")
+        return url
+
+    @field_validator("options")
+    @classmethod
+    def _ours(cls, options: dict[str, bool | int | float | str]) -> dict[str, bool | int | float | str]:
+        if taken := sorted(options.keys() & {"model", "messages", "n", "stream"}):
+            raise ValueError(f"holds {', '.join(taken)}, which the judge sets itself")
+        return options
+
+
+class HumanJudge(Section):
+    """Verdicts of people on pairs of answers, matched by their texts in either order.
+
+    A first run without the verdicts it needs names the file to which it wrote the pairs that wait for one.
+    """
+
+    kind: Literal["human"]
+    verdicts: Table
+    """prompt, first, second and verdict (first, second or tie); several verdicts on one pair count by their mean."""
