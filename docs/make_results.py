@@ -50,8 +50,8 @@ def _intervals(names: list[str]) -> str:
     """Both intervals of the win rate, what optimisation gained, and how fluent the answers stay."""
     gains = records.read_json(Path("metrics/comparison.json"))["gain"]
     lines = [
-        "| policy | Wilson | bootstrap | KL, interval of the mean | proxy gain | gold gain | perplexity under SFT | ended "
-        "| distinct bigrams |",
+        "| policy | Wilson | bootstrap | KL, interval of the mean | proxy gain | gold gain | perplexity under SFT "
+        "| ended | distinct bigrams |",
         "| --- | --- | --- | --- | --- | --- | ---: | ---: | ---: |",
     ]
     for name in names:

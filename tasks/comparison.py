@@ -74,13 +74,16 @@ def run(
 
 
 def _score(shared: config.Shared, reward: Path, answers: dict[str, _Rows], rows: _Rows) -> None:
-    """Add the reward model's normalised score (0 and 1: mean and spread of SFT's own samples) to every answer."""
+    """Add the reward model's normalised score (0 and 1: mean and spread of SFT's own samples) to what is compared by it:
+    the policies' answers, the first baseline answer of each prompt, and the candidates."""
     tokenizer, model = text.load_tokenizer(reward), models.load_scalar_model(reward)
     models.cast_parameters(model, models.PRECISIONS[shared.precision])
     parts = [[(line, line["prompt_tokens"], line["answer_tokens"]) for line in lines] for lines in answers.values()]
     parts += [
-        [(a, row["prompt_tokens"], a["tokens"]) for row in rows for a in row[k]] for k in ("answers", "candidates")
+        [(a, row["prompt_tokens"], a["tokens"]) for row in rows for a in row["answers"][:1]],
+        [(a, row["prompt_tokens"], a["tokens"]) for row in rows for a in row["candidates"]],
     ]
+    parts = [part for part in parts if part]
     for done, part in enumerate(parts):
         completions = [Completion(prompt, answer) for _, prompt, answer in part]
         scores = scoring.all_scores(model, completions, fill=tokenizer.pad_token_id, size=32).tolist()
@@ -97,7 +100,7 @@ def _gains(summary: _Row, lines: _Rows, rows: _Rows, confidence: float) -> _Row:
     """
 
     def over_sft(key: str, spread: float) -> np.ndarray:
-        usual = [np.mean([a[key] for a in row["answers"]]) for row in rows]
+        usual = [np.mean([a[key] for a in row["answers"] if key in a]) for row in rows]
         return (np.array([line[key] for line in lines]) - usual) / spread
 
     proxy = over_sft("proxy", 1.0)

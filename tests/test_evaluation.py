@@ -23,12 +23,6 @@ SCORE = "def score(prompts, answers):\n    return [float(sum(c in 'aeiou' for c 
 
 
 @pytest.fixture(scope="module")
-def params() -> config.Params:
-    read = [yaml.safe_load((ROOT / name).read_text(encoding="utf-8")) for name in ("params.yaml", "profiles/tiny.yaml")]
-    return config.Params.model_validate(merge(*read))
-
-
-@pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, params: config.Params) -> Path:
     """sft (a random model), another policy, a reward model, 16 held-out prompts, and what the stages make of them."""
     folder = tmp_path_factory.mktemp("runs")
@@ -125,6 +119,19 @@ def test_sft_is_quiet_and_its_control_is_near_one_half(runs):
     assert abs(summary["win_rate"]["rate"] - 0.5) < 3 * 0.5 / 4
     assert abs(summary["length_controlled"]["rate"] - 0.5) < 3 * 0.5 / 4
     assert report.suspicions(summary["hacking"]) == []
+
+
+def test_kl_is_the_sum_over_the_answer(runs):
+    """Against log-probabilities from transformers' own forward pass, one answer at a time."""
+    policy, start = models.load_policy(runs / "dpo"), models.load_policy(runs / "sft")
+    for row in records.read_jsonl(runs / "evaluation/dpo/answers.jsonl")[:4]:
+        prompt, answer = row["prompt_tokens"], row["answer_tokens"]
+        ids = torch.tensor([prompt + answer])
+        with torch.no_grad():
+            p, q = (m(ids).logits[0].log_softmax(-1) for m in (policy, start))
+        places = range(len(prompt) - 1, len(prompt) + len(answer) - 1)
+        expected = sum(float(p[at, token] - q[at, token]) for at, token in zip(places, answer, strict=True))
+        assert row["kl"] == pytest.approx(expected, abs=1e-3)
 
 
 def test_figures_of_the_text_stand_beside_sft_s(runs):
