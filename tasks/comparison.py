@@ -74,8 +74,8 @@ def run(
 
 
 def _score(shared: config.Shared, reward: Path, answers: dict[str, _Rows], rows: _Rows) -> None:
-    """Add the reward model's normalised score (0 and 1: mean and spread of SFT's own samples) to what is compared by it:
-    the policies' answers, the first baseline answer of each prompt, and the candidates."""
+    """Add the reward model's normalised score (0 and 1: mean and spread of SFT's own samples) to what it compares: the
+    policies' answers, the first baseline answer of each prompt, and the candidates."""
     tokenizer, model = text.load_tokenizer(reward), models.load_scalar_model(reward)
     models.cast_parameters(model, models.PRECISIONS[shared.precision])
     parts = [[(line, line["prompt_tokens"], line["answer_tokens"]) for line in lines] for lines in answers.values()]

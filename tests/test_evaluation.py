@@ -247,7 +247,7 @@ def test_a_proxy_that_rises_alone_is_a_suspicion(runs, params, tmp_path, monkeyp
     def inflated(shared: Any, reward: Path, answers: dict[str, Any], rows: Any) -> None:
         scored(shared, reward, answers, rows)
         for line in answers["dpo"]:
-            line["proxy"] += 2 * float(np.std([a["proxy"] for row in rows for a in row["answers"]])) + 2
+            line["proxy"] += 2
 
     many = records.read_jsonl(runs / "evaluation/sft/answers.jsonl")
     summary = records.read_json(runs / "evaluation/sft/summary.json")
