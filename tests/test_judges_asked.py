@@ -15,12 +15,14 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from pydantic import ValidationError
 
+from tasks import corpus
 from tasks.errors import Unreachable, UserError
-from tasks.language import judge
+from tasks.language import judge, text
 from tasks.language.judges import chat, endpoint
 from tasks.language.judges.chat import Pace
 from tasks.language.readers import Row
-from tasks.runtime import config
+from tasks.runtime import config, records
+from tests.test_corpus import section, shared
 
 KEY = "sk-planted-secret-0123456789"
 
@@ -69,8 +71,8 @@ class Stub:
             def send(self, status: int, value: Any, **headers: str) -> None:
                 data = value if isinstance(value, bytes) else json.dumps(value).encode()
                 self.send_response(status)
-                for name, text in headers.items():
-                    self.send_header(name.replace("_", "-"), text)
+                for name, held in headers.items():
+                    self.send_header(name.replace("_", "-"), held)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
@@ -469,6 +471,42 @@ def test_a_pointwise_judge_prefers_by_its_scores(tmp_path: Path) -> None:
     assert judge.has_scores(made)
     assert judge.compare(made, ["p"] * 3, ["aa", "a", "b"], ["a", "aa", "c"]) == judge.Verdicts([1.0, 0.0, 0.5], None)
     assert judge.grade(made, ["p", "q"], [["a", "aaa"], ["aa"]]) == [[1.0, 3.0], [2.0]]
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Callable[[Any], tuple[config.Shared, config.Corpus, dict[str, Path]]]:
+    """What corpus.run takes, for a judge, on three demonstrations with a byte tokenizer."""
+    text.byte_tokenizer().save_pretrained(tmp_path / "base")
+    rows = [{"prompt": f"Question {n}?", "answer": f" Answer {n}."} for n in range(9)]
+    records.write_jsonl(tmp_path / "data/demonstrations.jsonl", rows)
+
+    def arguments(settings: Any) -> tuple[config.Shared, config.Corpus, dict[str, Path]]:
+        inputs = {"base": tmp_path / "base", "out": tmp_path / "corpus"}
+        return shared(), section(tmp_path / "data", keep=3, judge=settings), inputs
+
+    return arguments
+
+
+def test_the_corpus_tries_an_endpoint_before_any_training(stub: Stub, asked: Any) -> None:
+    common, cfg, inputs = asked(settings(stub.url))
+    corpus.run(common, cfg, **inputs)
+    assert len(stub.requests) == 2  # one pair, both orders
+    kept = json.loads((inputs["out"] / "judge/judge.json").read_text())
+    assert (kept["kind"], kept["key_variable"]) == ("endpoint", "JUDGE_KEY")
+    stub.script = [status(401)]
+    common, cfg, inputs = asked(settings(stub.url, model="no-such-model"))
+    with pytest.raises(UserError, match="refuses: status 401"):
+        corpus.run(common, cfg, **inputs)
+
+
+def test_the_corpus_keeps_people_s_verdicts(asked: Any, tmp_path: Path) -> None:
+    names = ("prompt", "first", "second", "verdict")
+    records.write_jsonl(tmp_path / "data/votes.jsonl", [dict(zip(names, ("p", "a", "b", "second"), strict=True))])
+    table = {"path": "votes.jsonl", "hub": False, "split": None, "columns": {name: name for name in names}}
+    common, cfg, inputs = asked({"kind": "human", "verdicts": table})
+    metrics = corpus.run(common, cfg, **inputs)
+    assert metrics["judge"] == {"verdicts": 1}
+    assert judge.load(inputs["out"] / "judge").prefer(["p"], ["a"], ["b"]) == [0.0]
 
 
 def test_the_kinds_of_judge_are_those_of_the_config() -> None:
