@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from tasks import corpus
@@ -24,6 +25,7 @@ from tasks.language.readers import Row
 from tasks.runtime import config, records
 from tests.test_corpus import section, shared
 
+ROOT = Path(__file__).parents[1]
 KEY = "sk-planted-secret-0123456789"
 
 
@@ -367,11 +369,11 @@ def test_the_texts_are_not_kept_with_the_replies(stub: Stub) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"url": "ftp://host/v1"}, "expected http"),
-        ({"url": "host/v1"}, "expected http"),
+        ({"url": "ftp://host/v1"}, "url is not http"),
+        ({"url": "host/v1"}, "url is not http"),
         ({"url": "https://host/v1?key=3"}, "without query"),
         ({"url": "https://me:secret@host/v1"}, "give the key through key_variable"),
-        ({"key_variable": "sk-abc"}, "should match pattern"),
+        ({"key_variable": "sk-abc"}, "not the name of an environment variable"),
         ({"options": {"model": "x", "stream": True}}, "holds model, stream, which the judge sets itself"),
         ({"requests_per_minute": 0}, "greater than 0"),
         ({"attempts": 0}, "greater than or equal to 1"),
@@ -380,6 +382,23 @@ def test_the_texts_are_not_kept_with_the_replies(stub: Stub) -> None:
 def test_settings_that_make_no_sense(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         settings("https://host/v1", **change)
+
+
+@pytest.mark.parametrize("planted", [{"key_variable": KEY}, {"url": f"https://me:{KEY}@host/v1"}])
+def test_a_key_in_the_wrong_place_is_refused_and_not_shown(planted: dict[str, str], tmp_path: Path) -> None:
+    read = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    read["corpus"]["judge"] = settings("https://host/v1") | planted
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(read), encoding="utf-8")
+    with pytest.raises(UserError, match=r"corpus.judge.*key_variable") as refused:
+        config.load(tmp_path / "params.yaml")
+    assert KEY not in str(refused.value)
+
+
+def test_verdicts_need_their_columns() -> None:
+    columns = {"prompt": "p", "first": "a", "second": "b"}
+    table = {"path": "votes.jsonl", "hub": False, "split": None, "columns": columns}
+    with pytest.raises(ValidationError, match=r"verdicts.columns names first, prompt, second, expected"):
+        config.HumanJudge.model_validate({"kind": "human", "verdicts": table})
 
 
 def test_a_template_without_its_places(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, model_validator
 
 from tasks.runtime.sections.section import Count, OpenFraction, Positive, Section, Whole
 
@@ -127,7 +128,7 @@ class EndpointJudge(Section):
     """Up to and with the version, such as https://host/v1; requests go to its /chat/completions."""
     model: str
     """The model's name at the endpoint."""
-    key_variable: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")] | None
+    key_variable: str | None
     """Name of the environment variable that holds the API key, which is never stored; null: no key is sent."""
     template: str | None
     """The question, with {prompt}, {first} and {second}, to be answered [[A]], [[B]] or [[C]]; null: ours."""
@@ -142,22 +143,27 @@ class EndpointJudge(Section):
     attempts: Count
     """Tries of one request: 408, 409, 429, 5xx, timeouts and broken connections are tried again, after Retry-After."""
 
-    @field_validator("url")
-    @classmethod
-    def _plain(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError("expected http(s)://host/path without query")
+    # What is refused here is not shown: somebody may have put the key itself there.
+    @model_validator(mode="after")
+    def _a_plain_url(self) -> EndpointJudge:
+        parts = urlsplit(self.url)
         if parts.username or parts.password:
-            raise ValueError("holds a user or password: give the key through key_variable")
-        return url
+            raise ValueError("url holds a user or password: give the key through key_variable")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError("url is not http(s)://host/path without query")
+        return self
 
-    @field_validator("options")
-    @classmethod
-    def _ours(cls, options: dict[str, bool | int | float | str]) -> dict[str, bool | int | float | str]:
-        if taken := sorted(options.keys() & {"model", "messages", "n", "stream"}):
-            raise ValueError(f"holds {', '.join(taken)}, which the judge sets itself")
-        return options
+    @model_validator(mode="after")
+    def _the_name_of_a_variable(self) -> EndpointJudge:
+        if self.key_variable is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]*", self.key_variable):
+            raise ValueError("key_variable is not the name of an environment variable, such as OPENAI_API_KEY")
+        return self
+
+    @model_validator(mode="after")
+    def _options_of_the_user(self) -> EndpointJudge:
+        if taken := sorted(self.options.keys() & {"model", "messages", "n", "stream"}):
+            raise ValueError(f"options holds {', '.join(taken)}, which the judge sets itself")
+        return self
 
 
 class HumanJudge(Section):
@@ -169,3 +175,11 @@ class HumanJudge(Section):
     kind: Literal["human"]
     verdicts: Table
     """prompt, first, second and verdict (first, second or tie); several verdicts on one pair count by their mean."""
+
+    @model_validator(mode="after")
+    def _columns_of_verdicts(self) -> HumanJudge:
+        wanted = {"prompt", "first", "second", "verdict"}
+        if set(self.verdicts.columns) != wanted:
+            given = ", ".join(sorted(self.verdicts.columns)) or "nothing"
+            raise ValueError(f"verdicts.columns names {given}, expected prompt, first, second, verdict")
+        return self
