@@ -129,17 +129,11 @@ def _summary(
 
 def _length_controlled(judged: list[tuple[_Row, _Row, list[float | None]]], settings: _Row) -> dict[str, float]:
     """The length-controlled win rate over all comparisons, with the bootstrap's interval over prompts."""
-    prompts = [
-        (
-            [o for o in outcomes if o is not None],
-            [
-                float(len(line["answer_tokens"]) - len(a["tokens"]))
-                for a, o in zip(row["answers"], outcomes, strict=True)
-                if o is not None
-            ],
-        )
-        for line, row, outcomes in judged
-    ]
+    prompts = []
+    for line, row, outcomes in judged:
+        known = [(o, a) for o, a in zip(outcomes, row["answers"], strict=True) if o is not None]
+        differences = [float(len(line["answer_tokens"]) - len(a["tokens"])) for _, a in known]
+        prompts.append((np.array([o for o, _ in known]), np.array(differences)))
 
     def fitted(drawn: Any) -> Any:
         wins, differences = zip(*(prompts[i] for i in drawn), strict=True)

@@ -42,25 +42,30 @@ def length_controlled_win_rate(outcomes: Numbers, length_differences: Numbers, *
         raise ValueError(f"penalty is {penalty}, expected above 0")
     if np.ptp(d) == 0 or y.min() == y.max() in (0.0, 1.0):
         return LengthControlled(float(y.mean()), 0.0)
-    a, b = _logistic(y, np.tanh(d / d.std()), penalty)
+    # Lengths are whole numbers: few differences are different, and outcomes of equal ones add up.
+    values, place = np.unique(d, return_inverse=True)
+    wins = np.bincount(place, y).astype(np.float64)
+    a, b = _logistic(wins, np.bincount(place), np.tanh(values / d.std()), penalty)
     return LengthControlled(float(_sigmoid(np.array(a))), b)
 
 
-def _logistic(y: NDArray[np.float64], x: NDArray[np.float64], penalty: float) -> tuple[float, float]:
-    """Intercept and penalised slope by Newton's method with step halving."""
+def _logistic(
+    wins: NDArray[np.float64], counts: NDArray[np.intp], x: NDArray[np.float64], penalty: float
+) -> tuple[float, float]:
+    """Intercept and penalised slope by Newton's method with step halving; wins of so many comparisons at each x."""
     features = np.stack([np.ones_like(x), x], axis=1)
     ridge = np.array([0.0, penalty])
 
     def loss(w: NDArray[np.float64]) -> float:
         z = features @ w
-        return float((np.logaddexp(0, z) - y * z).sum() + 0.5 * ridge @ w**2)
+        return float((counts * np.logaddexp(0, z) - wins * z).sum() + 0.5 * ridge @ w**2)
 
     w, best = np.zeros(2), loss(np.zeros(2))
     for _ in range(_STEPS):
         p = _sigmoid(features @ w)
-        gradient = features.T @ (p - y) + ridge * w
+        gradient = features.T @ (counts * p - wins) + ridge * w
         # A whisper on the diagonal: saturated probabilities would make the matrix singular.
-        curvature = (features * (p * (1 - p))[:, None]).T @ features + np.diag(ridge + 1e-12)
+        curvature = (features * (counts * p * (1 - p))[:, None]).T @ features + np.diag(ridge + 1e-12)
         step = np.linalg.solve(curvature, gradient)
         while (tried := loss(w - step)) > best and np.abs(step).max() > 1e-12:
             step = step / 2

@@ -59,8 +59,8 @@ def effective_count(outcomes: Outcomes) -> float:
 
     p is the mean, s^2 the variance (divisor P) of the prompts' means. Between P and P M where outcomes are 0 or 1: P
     where a prompt's comparisons always agree, P M where they are independent; never above P M. P where p is 0 or 1.
-    Source: the effective sample size of Kish 1965, Survey Sampling, section 8.2; in score intervals: Korn and Graubard
-    1998, Survey Methodology 24. Errors: as `win_rate_interval`.
+    Source: the effective sample size of Kish 1965, Survey Sampling; in score intervals: Korn and Graubard 1998, Survey
+    Methodology 24. Errors: as `win_rate_interval`.
     """
     table = _table(outcomes)
     means = table.mean(1)
