@@ -246,6 +246,10 @@ def _judge(shared: config.Shared, cfg: config.Corpus, parts: Parts, folder: Path
         judge.keep_function(cfg.judge.function, cfg.data, folder)
     elif cfg.judge.kind == "classifier":
         judge.keep_classifier(cfg.judge.model, cfg.judge.label, cfg.data, folder)
+    elif cfg.judge.kind == "endpoint":
+        judge.keep_endpoint(cfg.judge.model_dump(), folder)
+    elif cfg.judge.kind == "human":
+        measured["verdicts"] = judge.keep_human(readers.read(cfg.data, cfg.judge.verdicts), folder)
     else:
         fitted, measured = ratings.fit(parts.rated, cfg.judge.ridge, seed=shared.seed, gap=parts.gap)
         judge.write(folder, fitted.save(folder))
@@ -253,6 +257,7 @@ def _judge(shared: config.Shared, cfg: config.Corpus, parts: Parts, folder: Path
             record.note(f"the judge is fitted on all {len(parts.rated)} rated texts: too few to measure it on some")
     if measured and parts.people is not None:
         measured["one_person_ordered_as_the_others"] = parts.people
+    # A judge that cannot judge is found out now, not after the training. Equal texts would not be asked about.
     trial = parts.demonstrations[0]
-    judge.load(folder).score([trial.prompt], [trial.answer or ""])
+    judge.compare(judge.load(folder), [trial.prompt], [trial.answer or ""], [(trial.answer or "") + "."])
     return measured

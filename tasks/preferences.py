@@ -22,6 +22,7 @@ from tasks.runtime import config, record, records
 _Row = dict[str, Any]
 Judged = tuple[_Row, float]
 """(answer, the judge's score)"""
+_UNJUDGED = Path(".rlhf/unjudged/preferences.jsonl")
 
 _STRATEGIES: dict[str, Callable[[Sequence[float], Any, np.random.Generator], Pairs]] = {
     "best_worst": lambda scores, row, rng: strategies.best_against_worst(scores),
@@ -42,7 +43,7 @@ def run(shared: config.Shared, cfg: config.Preferences, *, samples: Path, corpus
     And `ranked.jsonl`: a prompt a line, with the judge's score of each of its sampled answers.
     """
     tally = Tally()
-    judged = _judged(samples, corpus)
+    judged = _judged(samples, corpus, tally)
     pairs = [*_sampled(shared, cfg, judged, corpus, tally), *_off_policy(shared, cfg, corpus, base, tally)]
     ranked = [_ranked(row, answers) for row, answers in judged]
     for pair in [*pairs, *ranked]:
@@ -68,12 +69,20 @@ def run(shared: config.Shared, cfg: config.Preferences, *, samples: Path, corpus
     }
 
 
-def _judged(samples: Path, corpus: Path) -> list[tuple[_Row, list[Judged]]]:
-    """Every prompt with its sampled answers and the judge's scores."""
+def _judged(samples: Path, corpus: Path, tally: Tally) -> list[tuple[_Row, list[Judged]]]:
+    """Every prompt with its sampled answers and the judge's scores; one that lacks a verdict is dropped."""
     rows = records.read_jsonl(samples / "samples.jsonl", "id", "prompt", "prompt_tokens", "answers")
-    prompts = [row["prompt"] for row in rows for _ in row["answers"]]
-    scores = iter(judge.load(corpus / "judge").score(prompts, [a["text"] for row in rows for a in row["answers"]]))
-    return [(row, [(answer, next(scores)) for answer in row["answers"]]) for row in rows]
+    gold = judge.load(corpus / "judge")
+    grades = judge.grade(gold, [row["prompt"] for row in rows], [[a["text"] for a in row["answers"]] for row in rows])
+    if waiting := judge.leave_unjudged(gold, _UNJUDGED):
+        record.note(waiting)
+    found = []
+    for row, scores in zip(rows, grades, strict=True):
+        if scores is None:
+            tally.dropped["sampled prompts: a verdict is missing"] += 1
+        else:
+            found.append((row, list(zip(row["answers"], scores, strict=True))))
+    return found
 
 
 def _ranked(row: _Row, judged: list[Judged]) -> _Row:

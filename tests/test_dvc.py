@@ -57,7 +57,7 @@ def test_dvc_has_nothing_to_do_after_the_flow(tiny):
     before = (tiny / "dvc.lock").read_bytes()
     shown = dvc(tiny, "repro")
     assert "Running stage" not in shown
-    assert shown.count("didn't change, skipping") == 12
+    assert shown.count("didn't change, skipping") == 13
     assert (tiny / "dvc.lock").read_bytes() == before
 
 

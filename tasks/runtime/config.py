@@ -33,8 +33,10 @@ from tasks.runtime.sections.corpus import CallableJudge as CallableJudge
 from tasks.runtime.sections.corpus import ClassifierJudge as ClassifierJudge
 from tasks.runtime.sections.corpus import Corpus as Corpus
 from tasks.runtime.sections.corpus import EmbeddedSource as EmbeddedSource
+from tasks.runtime.sections.corpus import EndpointJudge as EndpointJudge
 from tasks.runtime.sections.corpus import FileSource as FileSource
 from tasks.runtime.sections.corpus import FittedJudge as FittedJudge
+from tasks.runtime.sections.corpus import HumanJudge as HumanJudge
 from tasks.runtime.sections.corpus import Table as Table
 from tasks.runtime.sections.dpo import DPO as DPO
 from tasks.runtime.sections.dpo import ContrastiveLoss as ContrastiveLoss
@@ -46,8 +48,10 @@ from tasks.runtime.sections.dpo import ORPOLoss as ORPOLoss
 from tasks.runtime.sections.dpo import RobustLoss as RobustLoss
 from tasks.runtime.sections.dpo import SigmoidLoss as SigmoidLoss
 from tasks.runtime.sections.dpo import SimPOLoss as SimPOLoss
+from tasks.runtime.sections.evaluation import Baseline as Baseline
 from tasks.runtime.sections.evaluation import Comparison as Comparison
 from tasks.runtime.sections.evaluation import Evaluation as Evaluation
+from tasks.runtime.sections.evaluation import Hacking as Hacking
 from tasks.runtime.sections.ppo import PPO as PPO
 from tasks.runtime.sections.ppo import AdaptiveKL as AdaptiveKL
 from tasks.runtime.sections.ppo import FixedKL as FixedKL
@@ -84,15 +88,21 @@ class Params(Section):
     reward: Reward
     dpo: DPO
     ppo: PPO
+    baseline: Baseline
     evaluation: Evaluation
     comparison: Comparison
 
     @model_validator(mode="after")
     def _consistent(self) -> Params:
         faults = []
-        if self.evaluation.prompts > self.corpus.held_out:
+        if self.baseline.prompts > self.corpus.held_out:
             faults.append(
-                f"evaluation.prompts ({self.evaluation.prompts}) exceeds corpus.held_out ({self.corpus.held_out})"
+                f"baseline.prompts ({self.baseline.prompts}) exceeds corpus.held_out ({self.corpus.held_out})"
+            )
+        if self.comparison.best_of and self.comparison.best_of[-1] > (self.baseline.candidates or 0):
+            faults.append(
+                f"comparison.best_of ({self.comparison.best_of[-1]}) exceeds baseline.candidates"
+                f" ({self.baseline.candidates})"
             )
         source = self.corpus.source
         if source.kind == "embedded":
