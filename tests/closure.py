@@ -34,8 +34,18 @@ NEUTRAL = frozenset(
         "runtime/process",  # environment, locks and the process's life
         "runtime/record",  # tells the listeners; returns nothing to the stage
         "runtime/terminal",
+        # What MLflow gets.
         "runtime/reporter",
+        "runtime/spool",
+        "runtime/spooled",
+        "runtime/state",
+        "runtime/delivery",
+        "runtime/companion",
+        "runtime/documents",
         "runtime/tracking",
+        "runtime/owner",
+        "runtime/provenance",
+        "runtime/redaction",
         "runtime/fingerprint",
         "runtime/surroundings",
         "runtime/disk",

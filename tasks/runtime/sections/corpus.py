@@ -58,7 +58,9 @@ class EmbeddedSource(Section):
     """Smallest difference of the two mean ratings (scale -4 to 4) in an off-policy pair."""
 
 
-Column = Literal["prompt", "answer", "messages", "chosen", "rejected", "text", "rating", "votes", "first", "second", "verdict"]
+Column = Literal[
+    "prompt", "answer", "messages", "chosen", "rejected", "text", "rating", "votes", "first", "second", "verdict"
+]
 
 
 class Table(Section):
