@@ -60,7 +60,8 @@ def _value(field: dict[str, Any]) -> str:
     if field["type"] == "array":
         return f"list of {_value(field['items'])}"
     if field["type"] == "object":
-        return f"for each of {_value(field['propertyNames'])}: {_value(field['additionalProperties'])}"
+        keys = _value(field["propertyNames"]) if "propertyNames" in field else "any key"
+        return f"for each of {keys}: {_value(field['additionalProperties'])}"
     if field["type"] in NUMBER:
         bounds = " and ".join(text.format(field[key]) for key, text in BOUNDS.items() if key in field)
         return f"{NUMBER[field['type']]} {bounds}".strip()

@@ -3,58 +3,64 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from flows.graph import Node
-from tasks.runtime import fingerprint, stage, tracking
+from tasks.runtime import fingerprint, provenance, record, stage
+from tasks.runtime.reporter import Reporter
 
 
-def begin(target: str, nodes: Sequence[Node]) -> str:
-    """Open the run; returns its id."""
+def begin(target: str, nodes: Sequence[Node], say: Callable[[str], None]) -> Reporter:
+    """Open the run. Its token is what the stages name as their parent."""
     params = yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))
     words = {"shared", *(node.address.partition("@")[0] for node in nodes)}
-    commit = tracking.git("rev-parse", "--short", "HEAD")
-    shown = {word: section for word, section in params.items() if word in words}
-    return tracking.start_pipeline(f"{target} {commit}".strip(), shown, {"target": target})
+    commit = provenance.git("rev-parse", "--short", "HEAD")
+    start = {
+        "address": "pipeline",
+        "word": "pipeline",
+        "fingerprint": "",
+        "name": f"{target} {commit}".strip(),
+        "params": {word: section for word, section in params.items() if word in words},
+        "tags": {"target": target},
+    }
+    return Reporter(start, say, resident=False)
 
 
-def finish(run: str, nodes: Sequence[Node], status: str, fresh: Sequence[str]) -> None:
-    """Close the run as FINISHED, FAILED or KILLED. fresh: the stages that ran just now."""
+def finish(run: Reporter, nodes: Sequence[Node], status: str, fresh: Sequence[str]) -> str:
+    """Close the run as FINISHED, FAILED or KILLED; returns its page. fresh: the stages that ran just now."""
     locked = fingerprint.locked()
-    links = {}
+    stages = []
     for node in nodes:
-        entry = locked.get(node.address)
-        made = entry and tracking.find({"stage": node.address, "fingerprint": fingerprint.of(entry)})
-        if entry and made:
-            links[node.address] = made
-            if node.address in fresh:
-                tracking.tag(made, {f"dvc.out.{out['path']}": out["md5"] for out in entry["outs"]})
-    tags = {f"run.{address.replace('@', '.')}": made for address, made in links.items()}
-    tags["mlflow.note.content"] = _note(nodes, links, fresh)
-    if status == "FINISHED":
-        tags["state"] = state(nodes)
-    tracking.end_pipeline(run, status, _headlines(nodes), tags)
+        entry = locked.get(node.address, {})
+        stages.append(
+            {
+                "address": node.address,
+                "fingerprint": fingerprint.of(entry) if entry else "",
+                "outs": {out["path"]: out["md5"] for out in entry.get("outs", [])},
+                "fresh": node.address in fresh,
+            }
+        )
+    tags = {"state": state(nodes)} if status == "FINISHED" else {}
+    run.end(status, _headlines(nodes), tags=tags, stages=stages)
+    return run.page
 
 
 def earlier(target: str, nodes: Sequence[Node]) -> str | None:
-    """The run of an earlier call that ended in the present state."""
-    return tracking.find({"target": target, "state": state(nodes)})
+    """Page of the run of an earlier call that ended in the present state."""
+    from tasks.runtime import tracking
+
+    experiment = tracking.open_store()
+    run = tracking.find(experiment, {"target": target, "state": state(nodes)})
+    return tracking.page(experiment, run) if run else None
 
 
-def linked(target: str, nodes: Sequence[Node]) -> str:
-    """A run over stages that `dvc repro` made."""
-    run = begin(target, nodes)
-    finish(run, nodes, "FINISHED", [])
-    return run
-
-
-def page(run: str) -> str:
-    """Where the tracking server shows this run, from the server's address on."""
-    return tracking.page(run)
+def linked(target: str, nodes: Sequence[Node], say: Callable[[str], None]) -> str:
+    """Page of a run over stages that `dvc repro` made."""
+    return finish(begin(target, nodes, say), nodes, "FINISHED", [])
 
 
 def state(nodes: Sequence[Node]) -> str:
@@ -72,15 +78,6 @@ def _headlines(nodes: Sequence[Node]) -> dict[str, float]:
         if path.exists():
             metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             word, _, variant = node.address.partition("@")
-            for name, value in tracking.figures(metrics, "").items():
+            for name, value in record.figures(metrics, "").items():
                 values["/".join(part for part in (word, variant, name.lstrip("/")) if part)] = value
     return values
-
-
-def _note(nodes: Sequence[Node], links: Mapping[str, str], fresh: Sequence[str]) -> str:
-    lines = ["| stage | run | |", "|---|---|---|"]
-    for node in nodes:
-        run = links.get(node.address)
-        linked = f"[{run[:8]}]({tracking.page(run)[1:]})" if run else "none"
-        lines.append(f"| {node.address} | {linked} | {'made now' if node.address in fresh else 'as before'} |")
-    return "\n".join(lines)

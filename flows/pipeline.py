@@ -29,6 +29,8 @@ from flows.slot import Slot
 from tasks.errors import UserError
 from tasks.runtime import config, fingerprint, reporter, work
 from tasks.runtime.process import PARENT_RUN
+from tasks.runtime.redaction import redacted
+from tasks.runtime.reporter import Reporter
 from tasks.runtime.terminal import duration, printable
 
 ON_TERMINAL = "RLHF_ON_TERMINAL"
@@ -78,17 +80,17 @@ def rlhf(target: str = "comparison", force: bool = False, push: bool = False) ->
         return Failed(message=str(error))
     before = graph.recorded()
     idle = all(node.up_to_date for node in nodes) and not force
-    parent = None if idle else _tracked(lambda lineage: lineage.begin(target, nodes))
+    above = None if idle else _tracked(lambda lineage: lineage.begin(target, nodes, _say))
     try:
-        states = _run(nodes, force, parent)
+        states = _run(nodes, force, above.token if above else None)
     except BaseException:
         # Ctrl-C, SIGTERM or a cancelled flow: no stage outlives it.
         child.stop_all()
-        _tracked(lambda lineage: lineage.finish(parent, nodes, "KILLED", []) if parent else None)
+        _tracked(lambda lineage: lineage.finish(above, nodes, "KILLED", []) if above else None)
         raise
     graph.keep_order(before, [node.address for node in nodes])
     work.forget({address: fingerprint.of(entry) for address, entry in fingerprint.locked().items()})
-    state = _conclude(target, nodes, states, parent, time.monotonic() - started)
+    state = _conclude(target, nodes, states, above, time.monotonic() - started)
     return _pushed(state) if push and state.is_completed() else state
 
 
@@ -119,15 +121,16 @@ def _run(nodes: Sequence[graph.Node], force: bool, parent: str | None) -> dict[s
 
 
 def _conclude(
-    target: str, nodes: Sequence[graph.Node], states: dict[str, State[bool]], parent: str | None, seconds: float
+    target: str, nodes: Sequence[graph.Node], states: dict[str, State[bool]], above: Reporter | None, seconds: float
 ) -> State[None]:
     fresh = [address for address, state in states.items() if state.is_completed() and state.name != "Cached"]
     failed = {address: state for address, state in states.items() if state.is_failed() or state.is_crashed()}
     ok = all(state.is_completed() for state in states.values())
-    if parent is None and ok:
-        parent = _tracked(lambda lineage: lineage.earlier(target, nodes) or lineage.linked(target, nodes))
-    elif parent is not None:
-        _tracked(lambda lineage: lineage.finish(parent, nodes, "FINISHED" if ok else "FAILED", fresh))
+    page = None
+    if above is None and ok:
+        page = _tracked(lambda lineage: lineage.earlier(target, nodes) or lineage.linked(target, nodes, _say))
+    elif above is not None:
+        page = _tracked(lambda lineage: lineage.finish(above, nodes, "FINISHED" if ok else "FAILED", fresh))
     if not ok:
         waiting = [address for address, state in states.items() if address not in failed and not state.is_completed()]
         reasons = [f"{address} failed: {state.message}" for address, state in failed.items()]
@@ -141,8 +144,8 @@ def _conclude(
     news = f"made {', '.join(fresh)}" if fresh else "everything was up to date"
     message = f"{target}: {news} ({duration(seconds)})"
     _say(message)
-    if parent:
-        _say(f"MLflow: `make ui`, then http://127.0.0.1:5000{_tracked(lambda lineage: lineage.page(parent))}")
+    if page:
+        _say(f"MLflow: `make ui`, then http://127.0.0.1:5000{page}")
     return Completed(message=message)
 
 
@@ -156,7 +159,7 @@ def _pushed(state: State[None]) -> State[None]:
 
 
 def _tracked(call: Callable[[ModuleType], T]) -> T | None:
-    """Call with flows.lineage, imported only now as MLflow takes a second. MLflow never fails the pipeline."""
+    """Call with flows.lineage. What goes wrong there never fails the pipeline."""
     if not reporter.wanted():
         return None
     try:
@@ -164,7 +167,8 @@ def _tracked(call: Callable[[ModuleType], T]) -> T | None:
 
         return call(lineage)
     except Exception as error:  # noqa: BLE001
-        _say(f"MLflow does not record this run: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        reason = str(error).partition("\n")[0]
+        _say(redacted(f"MLflow does not record this run: {type(error).__name__}: {reason}"))
         return None
 
 

@@ -12,11 +12,9 @@ import sys
 from pathlib import Path
 
 from dvc.dvcfile import LOCK_FILE
-from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.schema import COMPILED_LOCKFILE_SCHEMA
 from dvc.utils.serialize import load_yaml
-from voluptuous import Invalid
 
 ASIDE = Path(".rlhf/broken")
 RWLOCK = Path(".dvc/tmp/rwlock")
@@ -50,7 +48,7 @@ def _sound_lock(path: Path) -> bool:
     try:
         content = load_yaml(str(path))
         COMPILED_LOCKFILE_SCHEMA(content)
-    except (DvcException, Invalid, OSError, TypeError):
+    except Exception:  # noqa: BLE001 - whatever makes it unreadable, by YAML or by DVC's schema
         return False
     return bool(content)
 

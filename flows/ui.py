@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from tasks.errors import UserError
+from tasks.runtime.redaction import redacted
 
 HOST = "127.0.0.1"
 _STARTUP, _POLL, _GRACE = 120.0, 0.5, 10.0
@@ -50,7 +51,7 @@ def _mlflow(port: int) -> list[str]:
     # Artefacts of the default store lie in mlartifacts/; each experiment knows its own place.
     store = os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
     if store.startswith(("http:", "https:")):
-        raise UserError(f"MLFLOW_TRACKING_URI is {store}: open that address, it has the pages")
+        raise UserError(f"MLFLOW_TRACKING_URI is {redacted(store)}: open that address, it has the pages")
     command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
     return [*command, "--backend-store-uri", store]
 

@@ -148,7 +148,9 @@ def _require_inputs(binding: Any) -> None:
 
 
 def _fail(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    from tasks.runtime.redaction import redacted
+
+    print(f"error: {redacted(message)}", file=sys.stderr)
     return 1
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tasks.algorithms.panel import rating_spread
 from tasks.errors import UserError
 from tasks.language import embedded, examples, judge, ratings, readers, snippets, text
 from tasks.language.dialogue import draw
@@ -20,6 +21,8 @@ _OTHER_DOMAINS = 0.2
 """Importance of a rated text that is no movie snippet (measured: Pearson r .69 without them, .71 with)."""
 _GAP = 1.0
 """Difference of two mean ratings (scale -4 to 4) above which the judge is expected to order them as people do."""
+_GROUPS = 40
+"""Groups of texts with about the same mean rating that the spread of people's ratings is taken from: 130 texts each."""
 _SHORTEST_ANSWER = 3
 """Words after the prompt that a snippet must have."""
 
@@ -38,10 +41,14 @@ class Parts:
     """Difference of two ratings that the judge's order is checked at; None: one standard deviation."""
     people: float | None = None
     """How often one person orders two texts at that gap as the other raters do."""
+    spread: dict[str, Any] | None = None
+    """How people's ratings of a text scatter around their mean; None where no individual ratings are known."""
 
 
 def run(shared: config.Shared, cfg: config.Corpus, *, base: Path, out: Path) -> dict[str, Any]:
     """Write demonstrations.jsonl, prompts.jsonl, held_out.jsonl, pairs.jsonl and judge/ to `out`.
+
+    Where individual ratings are known, raters.json says how they scatter, for a panel of simulated annotators.
 
     base: folder of the model, whose tokenizer lengths are counted with. Raises UserError that names file and row.
     """
@@ -89,7 +96,7 @@ def _embedded(
         demonstrations=demonstrations,
         prompts=distinct([e for e in rest if e.id not in used])[: source.prompts],
         held_out=held_out,
-        pairs=_rated_pairs(shared.seed, source, [e.text for e in short], {s.text: s.mean for s in ours}),
+        pairs=_rated_pairs(shared.seed, source, [e.text for e in short], {s.text: s for s in ours}),
         rated=[],
     )
     if cfg.judge.kind != "fitted" or cfg.judge.rated is not None:
@@ -98,6 +105,8 @@ def _embedded(
         parts.rated = _embedded_ratings(sdist, theirs)
         people = snippets.rater_agreement([s for s in theirs if ratings.is_aside(s.text, shared.seed)], gap=_GAP)
         parts.gap, parts.people = _GAP, people
+        levels, means, shares = rating_spread([s.ratings for s in theirs], groups=min(_GROUPS, len(theirs)))
+        parts.spread = {"levels": levels, "means": means, "shares": shares}
     parts.rated = _unseen(parts.rated, seen, dropped)
     return parts
 
@@ -148,13 +157,21 @@ def _openings(found: list[snippets.Snippet], prompt_words: int, dropped: Dropped
     return opened
 
 
-def _rated_pairs(seed: int, source: config.EmbeddedSource, texts: list[str], means: dict[str, float]) -> list[Example]:
-    mean = [means[t] for t in texts]
+def _rated_pairs(
+    seed: int, source: config.EmbeddedSource, texts: list[str], rated: dict[str, snippets.Snippet]
+) -> list[Example]:
+    """Pairs of texts by their mean ratings, with the votes of the individual raters."""
+    mean = [rated[t].mean for t in texts]
     rng = np.random.default_rng([seed, 1])
     chosen = snippets.rated_pairs(texts, mean, gap=source.pair_gap, count=source.pairs, rng=rng)
     if len(chosen) < source.pairs:
         record.note(f"{len(chosen)} pairs have a gap of {source.pair_gap}; {source.pairs} were asked for")
-    return [Example("ratings", "", chosen=texts[a], rejected=texts[b], margin=mean[a] - mean[b]) for a, b in chosen]
+    found = []
+    for a, b in chosen:
+        votes = snippets.votes(rated[texts[a]], rated[texts[b]])
+        sides = {"chosen": texts[a], "rejected": texts[b]}
+        found.append(Example("ratings", "", **sides, margin=mean[a] - mean[b], votes=votes))
+    return found
 
 
 def _given(cfg: config.Corpus, dropped: Dropped) -> list[Rated]:
@@ -217,7 +234,9 @@ def _write(parts: Parts, out: Path, origin: str) -> None:
     records.write_jsonl(out / "demonstrations.jsonl", rows(parts.demonstrations, "answer"))
     records.write_jsonl(out / "prompts.jsonl", rows([Example(e.where, e.prompt) for e in parts.prompts]))
     records.write_jsonl(out / "held_out.jsonl", rows([Example(e.where, e.prompt) for e in parts.held_out]))
-    records.write_jsonl(out / "pairs.jsonl", rows(parts.pairs, "chosen", "rejected", "margin", origin=origin))
+    records.write_jsonl(out / "pairs.jsonl", rows(parts.pairs, "chosen", "rejected", "margin", "votes", origin=origin))
+    if parts.spread:
+        records.write_json(out / "raters.json", parts.spread)
 
 
 def _judge(shared: config.Shared, cfg: config.Corpus, parts: Parts, folder: Path) -> dict[str, Any]:
@@ -227,6 +246,10 @@ def _judge(shared: config.Shared, cfg: config.Corpus, parts: Parts, folder: Path
         judge.keep_function(cfg.judge.function, cfg.data, folder)
     elif cfg.judge.kind == "classifier":
         judge.keep_classifier(cfg.judge.model, cfg.judge.label, cfg.data, folder)
+    elif cfg.judge.kind == "endpoint":
+        judge.keep_endpoint(cfg.judge.model_dump(), folder)
+    elif cfg.judge.kind == "human":
+        measured["verdicts"] = judge.keep_human(readers.read(cfg.data, cfg.judge.verdicts), folder)
     else:
         fitted, measured = ratings.fit(parts.rated, cfg.judge.ridge, seed=shared.seed, gap=parts.gap)
         judge.write(folder, fitted.save(folder))
@@ -234,6 +257,7 @@ def _judge(shared: config.Shared, cfg: config.Corpus, parts: Parts, folder: Path
             record.note(f"the judge is fitted on all {len(parts.rated)} rated texts: too few to measure it on some")
     if measured and parts.people is not None:
         measured["one_person_ordered_as_the_others"] = parts.people
+    # A judge that cannot judge is found out now, not after the training. Equal texts would not be asked about.
     trial = parts.demonstrations[0]
-    judge.load(folder).score([trial.prompt], [trial.answer or ""])
+    judge.compare(judge.load(folder), [trial.prompt], [trial.answer or ""], [(trial.answer or "") + "."])
     return measured

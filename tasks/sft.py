@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from torch import Tensor
 from tasks.algorithms.supervised import negative_log_likelihood
 from tasks.errors import UserError
 from tasks.language import models, text
-from tasks.language.batches import Completion, by_length, pad
+from tasks.language.batches import Batch, Completion, by_length, pack, packs, pad
 from tasks.language.optimisation import MasterWeights, fit
+from tasks.language.packing import require_separable
 from tasks.language.scoring import answer_log_probs
 from tasks.runtime import config, record, records, work
 
@@ -23,25 +25,25 @@ def run(shared: config.Shared, cfg: config.SFT, *, base: Path, corpus: Path, out
     """Train on `corpus`, write the policy to `out`. Raises UserError when no demonstration is left."""
     tokenizer = text.load_tokenizer(base)
     rows = records.read_jsonl(corpus / "demonstrations.jsonl", "prompt", "answer")[: cfg.demonstrations]
-    completions = [
-        Completion(
-            text.prompt_tokens(tokenizer, row["prompt"], shared.format),
-            text.answer_tokens(tokenizer, row["answer"], shared.answer_tokens),
-        )
-        for row in rows
-    ]
+    completions, dropped = _completions(rows, tokenizer, shared)
+    for reason, rows_lost in sorted(dropped.items()):
+        record.note(f"dropped {rows_lost}: {reason}")
     if len(completions) < cfg.optimiser.batch:
+        lost = "".join(f"; {count} dropped, {reason}" for reason, count in sorted(dropped.items()))
         raise UserError(
-            f"{len(completions)} demonstrations do not fill one batch (sft.optimiser.batch: {cfg.optimiser.batch})"
+            f"{len(completions)} demonstrations do not fill one batch"
+            f" (sft.optimiser.batch: {cfg.optimiser.batch}){lost}"
         )
     model = models.load_policy(base)
+    if cfg.packing:
+        require_separable(model, max(map(len, completions)))
     master = MasterWeights(model, cfg.optimiser, precision=models.PRECISIONS[shared.precision])
 
     def losses(indices: list[int]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         batch = [completions[i] for i in indices]
         count = sum(len(c.answer) for c in batch)
-        for group in by_length(batch, cfg.optimiser.micro_batch):
-            part = pad([batch[i] for i in group], fill=tokenizer.pad_token_id, device=model.device)
+        options = {"fill": tokenizer.pad_token_id, "device": model.device}
+        for part in _parts(batch, cfg.optimiser.micro_batch, packing=cfg.packing, **options):
             log_probs = answer_log_probs(model, part, temperature=1.0)
             yield negative_log_likelihood(log_probs, part.mask, count=count), {}
 
@@ -62,6 +64,7 @@ def run(shared: config.Shared, cfg: config.SFT, *, base: Path, corpus: Path, out
     cut = sum(c.answer[-1] != tokenizer.eos_token_id for c in completions)
     return {
         "demonstrations": len(completions),
+        "dropped": dict(sorted(dropped.items())),
         "supervised_tokens": sum(len(c.answer) for c in completions),
         "cut_answers": cut,
         "steps": len(history),
@@ -69,3 +72,40 @@ def run(shared: config.Shared, cfg: config.SFT, *, base: Path, corpus: Path, out
         "loss_first": losses_seen[0],
         "loss_last": losses_seen[-1],
     }
+
+
+def _completions(
+    rows: Sequence[dict[str, Any]], tokenizer: Any, shared: config.Shared
+) -> tuple[list[Completion], Counter[str]]:
+    """The demonstrations as ids, and those that have nothing to learn from, counted by reason.
+
+    Prompt and answer share a row of shared.prompt_tokens + shared.answer_tokens: a prompt that is longer than its part
+    shortens the answer, and one that takes all leaves none.
+    """
+    completions, dropped = [], Counter[str]()
+    for row in rows:
+        prompt = text.prompt_tokens(tokenizer, row["prompt"], shared.format)
+        room = shared.prompt_tokens + shared.answer_tokens - len(prompt)
+        answer = text.answer_tokens(tokenizer, row["answer"], min(shared.answer_tokens, room))
+        if not prompt:
+            dropped["the prompt has no token, so nothing scores the answer's first"] += 1
+        elif not answer:
+            dropped["the prompt leaves no room for the answer"] += 1
+        elif answer == [tokenizer.eos_token_id]:
+            dropped["the answer has no token"] += 1
+        else:
+            completions.append(Completion(prompt, answer))
+    return completions, dropped
+
+
+def _parts(
+    batch: Sequence[Completion], size: int, *, packing: bool, fill: int, device: torch.device
+) -> Iterator[Batch]:
+    """The batch in forward passes of `size` rows; packed, a row is as long as the longest completion."""
+    if not packing:
+        for group in by_length(batch, size):
+            yield pad([batch[i] for i in group], fill=fill, device=device)
+        return
+    rows = packs(batch, max(map(len, batch)))
+    for start in range(0, len(rows), size):
+        yield pack([[batch[i] for i in row] for row in rows[start : start + size]], fill=fill, device=device)

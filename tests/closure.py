@@ -27,14 +27,25 @@ NEUTRAL = frozenset(
         "runtime/sections/preferences",
         "runtime/sections/reward",
         "runtime/sections/dpo",
+        "runtime/sections/advantage",
         "runtime/sections/ppo",
         "runtime/sections/evaluation",
         "runtime/stage",  # paths, which dvc.yaml declares
         "runtime/process",  # environment, locks and the process's life
         "runtime/record",  # tells the listeners; returns nothing to the stage
         "runtime/terminal",
+        # What MLflow gets.
         "runtime/reporter",
+        "runtime/spool",
+        "runtime/spooled",
+        "runtime/state",
+        "runtime/delivery",
+        "runtime/companion",
+        "runtime/documents",
         "runtime/tracking",
+        "runtime/owner",
+        "runtime/provenance",
+        "runtime/redaction",
         "runtime/fingerprint",
         "runtime/surroundings",
         "runtime/disk",

@@ -34,6 +34,7 @@ THIRD_PARTY = {
     "language": {
         *("torch", "numpy", "transformers", "datasets", "accelerate", "peft", "safetensors"),
         *("scipy", "sklearn"),  # the fitted judge
+        "httpx",  # the judge behind an endpoint
         "pyarrow",  # parquet
     },
     "runtime": {"pydantic", "yaml", "dvc", "psutil"},
@@ -52,7 +53,7 @@ TOKENIZER_NAMES = {"AutoTokenizer", "PreTrainedTokenizer", "PreTrainedTokenizerF
 """Not PreTrainedTokenizerBase: that type may stand in an annotation elsewhere."""
 IMPORTS_BY_NAME = {
     "tasks/__main__.py": "the stage",
-    "tasks/language/judge.py": "the user's own function, below corpus.data or installed",
+    "tasks/language/judges/function.py": "the user's own function, below corpus.data or installed",
 }
 
 

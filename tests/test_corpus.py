@@ -7,6 +7,7 @@ import json
 import random
 import tarfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ import numpy as np
 import pytest
 
 from tasks import base, corpus
+from tasks.algorithms.agreement import vote_agreement
+from tasks.algorithms.panel import rating_spread, simulated_rating
 from tasks.errors import UserError
 from tasks.language import embedded, judge, snippets
+from tasks.language.dialogue import draw
 from tasks.language.examples import Dropped, Example
 from tasks.language.overlap import HeldOut
 from tasks.runtime import config
@@ -84,8 +88,9 @@ def test_the_users_tables_become_the_corpus(tiny: Path, tmp_path: Path) -> None:
     demonstrations = made(tmp_path / "a", "demonstrations")
     assert all(set(r) == {"id", "prompt", "answer"} and r["answer"].startswith(" ") for r in demonstrations)
     pairs = made(tmp_path / "a", "pairs")
-    assert all(set(r) == {"id", "prompt", "chosen", "rejected", "margin", "origin"} for r in pairs)
-    assert {(r["origin"], r["margin"]) for r in pairs} == {("file", None)}
+    assert all(set(r) == {"id", "prompt", "chosen", "rejected", "margin", "votes", "origin"} for r in pairs)
+    assert {(r["origin"], r["margin"], r["votes"]) for r in pairs} == {("file", None, None)}
+    assert not (tmp_path / "a" / "raters.json").exists()
     for rows in (held + asked, demonstrations, pairs):
         assert len({r["id"] for r in rows}) == len(rows)
     assert metrics["judge"]["pearson"] > 0.5
@@ -293,7 +298,8 @@ def test_the_embedded_corpus(tiny: Path, sdist: Path, tmp_path: Path, monkeypatc
         "pairs": 80,
         "rated": 0,
     }
-    every = {s.text: s.mean for s in snippets.read(sdist, snippets.MOVIES)}
+    rated = {s.text: s for s in snippets.read(sdist, snippets.MOVIES)}
+    every = {text: s.mean for text, s in rated.items()}
     demonstrations, prompts, held, pairs = (
         made(tmp_path, n) for n in ("demonstrations", "prompts", "held_out", "pairs")
     )
@@ -305,6 +311,9 @@ def test_the_embedded_corpus(tiny: Path, sdist: Path, tmp_path: Path, monkeypatc
     for r in pairs:
         assert r["margin"] == pytest.approx(every[r["chosen"]] - every[r["rejected"]])
         assert r["margin"] >= 1.0
+        # The k-th person of the one text against the k-th of the other.
+        both = zip(rated[r["chosen"]].ratings, rated[r["rejected"]].ratings, strict=True)
+        assert r["votes"] == [int(np.sign(a - b)) for a, b in both]
     uses = Counter(text for r in pairs for text in (r["chosen"], r["rejected"]))
     assert max(uses.values()) <= 2
     # A held-out prompt opens exactly the texts that no training stage has, not even four words of.
@@ -374,6 +383,72 @@ def test_rated_pairs_are_wide_enough_and_few_per_text() -> None:
     assert found == snippets.rated_pairs(texts, means, gap=1.0, count=60, rng=np.random.default_rng(0))
     assert snippets.rated_pairs(["a", "b"], [0.0, 3.0], gap=3.0, count=5, rng=np.random.default_rng(0)) == [(1, 0)]
     assert snippets.rated_pairs(["a", "b"], [0.0, 3.0], gap=3.1, count=5, rng=np.random.default_rng(0)) == []
+
+
+def test_the_spread_of_ratings_is_that_of_the_judge_half(tiny: Path, sdist: Path, tmp_path: Path, monkeypatch) -> None:
+    """The made-up ratings are the mean -2 or 2, give or take 1, each alike: the shares of both must come back."""
+    monkeypatch.setattr(embedded, "fetch", lambda _: sdist)
+    corpus.run(shared(), snippet_section(), base=tiny, out=tmp_path)
+    spread = json.loads((tmp_path / "raters.json").read_text())
+    assert spread["levels"] == [-3, -2, -1, 1, 2, 3]
+    assert len(spread["means"]) == len(spread["shares"]) == 40
+    low, high = ([s for s in spread["shares"] if s[place]] for place in (0, -1))
+    assert np.mean(low, axis=0) == pytest.approx([1 / 3] * 3 + [0] * 3, abs=0.05)
+    assert np.mean(high, axis=0) == pytest.approx([0] * 3 + [1 / 3] * 3, abs=0.05)
+    policy = {r["prompt"] + r["answer"] for r in made(tmp_path, "demonstrations")}
+    movies = sorted(snippets.read(sdist, snippets.MOVIES), key=lambda s: draw(5, "order", s.text))
+    theirs = [s for s in movies if draw(5, "half", s.text) < 0.5]
+    assert policy.isdisjoint(s.text for s in theirs)
+    assert (spread["levels"], spread["means"], spread["shares"]) == rating_spread(
+        [s.ratings for s in theirs], groups=40
+    )
+
+
+@pytest.mark.parametrize(
+    ("votes", "expected"),
+    [
+        (["chosen", "rejected", "tie"], [1, -1, 0]),
+        (["chosen", None, "chosen"], [1, 1]),
+        ([None], None),
+        ([], None),
+        (None, None),
+    ],
+    ids=str,
+)
+def test_votes_of_a_file(votes: Any, expected: Any, tiny: Path, mine: Path, tmp_path: Path) -> None:
+    put(mine, "demonstrations.jsonl", plain(8))
+    put(mine, "preferences.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c", "labels": votes}])
+    table = PREFERENCES | {"columns": PREFERENCES["columns"] | {"votes": "labels"}}
+    corpus.run(shared(), section(mine, keep=2, judge=FUNCTION, preferences=table), base=tiny, out=tmp_path / "out")
+    assert [r["votes"] for r in made(tmp_path / "out", "pairs")] == [expected]
+
+
+@pytest.mark.parametrize("votes", ["chosen", [1, 0], ["left"], {"chosen": 3}], ids=str)
+def test_votes_that_are_none_are_refused(votes: Any, tiny: Path, mine: Path, tmp_path: Path) -> None:
+    put(mine, "demonstrations.jsonl", plain(8))
+    put(mine, "preferences.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c", "votes": votes}])
+    table = PREFERENCES | {"columns": PREFERENCES["columns"] | {"votes": "votes"}}
+    cfg = section(mine, keep=2, judge=FUNCTION, preferences=table)
+    with pytest.raises(UserError, match=r"preferences.jsonl:1: votes .*expected .*chosen, rejected, tie or null"):
+        corpus.run(shared(), cfg, base=tiny, out=tmp_path / "out")
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_a_simulated_panel_agrees_as_people_do() -> None:
+    """On real pairs: people's votes against those of a panel that knows the two means and the other half's spread."""
+    found = snippets.read(embedded.fetch("snippets"), snippets.MOVIES)
+    levels, means, shares = rating_spread([s.ratings for s in found[::2]], groups=40)
+    ours = found[1::2]
+    rng = np.random.default_rng(0)
+    for gap in (0.05, 0.5, 1.0):
+        pairs = snippets.rated_pairs([s.text for s in ours], [s.mean for s in ours], gap=gap, count=1000, rng=rng)
+        rate = partial(simulated_rating, levels=levels, means=means, shares=shares)
+        panel = [[[rate(ours[i].mean, rng.random()) for _ in range(15)] for i in pair] for pair in pairs]
+        simulated = vote_agreement([np.sign(np.subtract(*ratings)).tolist() for ratings in panel])
+        people = vote_agreement([snippets.votes(ours[a], ours[b]) for a, b in pairs])
+        assert simulated["raw"] == pytest.approx(people["raw"], abs=0.03)
+        assert simulated["krippendorff"] == pytest.approx(people["krippendorff"], abs=0.05)
 
 
 @pytest.mark.network

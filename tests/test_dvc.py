@@ -42,7 +42,7 @@ def test_dvc_and_the_flow_write_the_same_lock_and_skip_the_same_stages(stubbed, 
     assert files(other) == files(stubbed)
     # A change in the middle: sft and what comes before stay.
     for folder in (stubbed, other):
-        change_params(folder, {"dpo": {"beta": 0.2}})
+        change_params(folder, {"dpo": {"loss": {"beta": 0.2}}})
     by_dvc = [line.split("'")[1] for line in dvc(stubbed, "repro").splitlines() if line.startswith("Running stage")]
     by_flow = flow(other).rpartition("made ")[2].partition(" (")[0].split(", ")
     assert by_flow == by_dvc == ["dpo", "evaluation@dpo", "comparison"]
@@ -57,7 +57,7 @@ def test_dvc_has_nothing_to_do_after_the_flow(tiny):
     before = (tiny / "dvc.lock").read_bytes()
     shown = dvc(tiny, "repro")
     assert "Running stage" not in shown
-    assert shown.count("didn't change, skipping") == 12
+    assert shown.count("didn't change, skipping") == 13
     assert (tiny / "dvc.lock").read_bytes() == before
 
 
@@ -88,10 +88,12 @@ def test_the_plots_are_those_that_say_something(tiny, tmp_path):
     page = (tmp_path / "plots/index.html").read_text()
     assert set(re.findall(r'"title": {"text": "([^"]+)"', page)) == {
         *("Reward of PPO", "KL of PPO to SFT", "KL coefficient of PPO", "Win rate against SFT"),
+        "Reliability of the reward model",
         *("SFT loss", "Reward model accuracy in training", "DPO margin"),
     }
     assert set(re.findall(r'"title": "([^"]+)"', page)) == {
         *("step", "rollout", "mean of the episodes", "nats per answer", "policy", "win rate"),
+        *("confidence in held-out pairs", "share ordered as preferred"),
         *("train/loss", "train/accuracy", "dpo/margin", "kl/coefficient"),
     }
 

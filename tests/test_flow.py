@@ -98,7 +98,7 @@ def test_prefect_has_a_task_per_stage_and_the_table(again, tiny):
         runs = store.execute("select f.name, r.name, r.state_name from flow_run r join flow f on f.id = r.flow_id")
         assert set(runs.fetchall()) == {("rlhf", "comparison", "Completed")}
         states = store.execute("select state_name, count(*) from task_run group by 1").fetchall()
-        assert dict(states) == {"Completed": 12, "Cached": 12}
+        assert dict(states) == {"Completed": 13, "Cached": 13}
         tags = dict(store.execute("select name, tags from task_run").fetchall())
         logged = " ".join(line for (line,) in store.execute("select message from log"))
         (artifact,) = store.execute("select data from artifact order by created desc limit 1").fetchone()
@@ -163,7 +163,7 @@ def test_a_stage_that_fails_stops_what_depends_on_it_and_nothing_else(stubbed):
     done = flow(stubbed)
     assert done.returncode == 1
     assert task_states(stubbed) == {
-        **dict.fromkeys(("base", "corpus", "sft", "samples", "evaluation@sft"), "Completed"),
+        **dict.fromkeys(("base", "corpus", "sft", "samples", "baseline", "evaluation@sft"), "Completed"),
         "preferences": "Failed",
         **dict.fromkeys(("reward", "dpo", "ppo", "evaluation@dpo", "evaluation@ppo", "comparison"), "NotReady"),
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import dpo, reward, samples, sft
+from tasks import dpo, ppo, reward, samples, sft
 from tasks.runtime import record, work
 
 INPUTS = {
@@ -15,6 +15,7 @@ INPUTS = {
     "samples": (samples, ("sft", "corpus")),
     "reward": (reward, ("sft", "samples", "preferences")),
     "dpo": (dpo, ("sft", "preferences")),
+    "ppo": (ppo, ("sft", "reward", "corpus")),
 }
 
 

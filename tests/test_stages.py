@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
 import pytest
 import torch
 
-from tasks import dpo, evaluation, ppo, sft
+from tasks import dpo, ppo, sft
 from tasks.errors import UserError
 from tasks.language import models, text
 from tasks.runtime import config, record, records
@@ -83,6 +82,17 @@ def test_both_origins_stand_in_both_splits_and_no_prompt_in_two(runs):
     assert all(len(found) == 1 for found in splits.values())
 
 
+def test_every_sampled_prompt_is_ranked_by_the_judge_in_the_split_of_its_pairs(runs):
+    """The judge counts characters; a pair's sides stand among the answers of its prompt's ranking."""
+    ranked = {row["id"]: row for row in records.read_jsonl(runs / "preferences/ranked.jsonl")}
+    for row in records.read_jsonl(runs / "samples/samples.jsonl"):
+        found = [(a["tokens"], a["score"]) for a in ranked[row["id"]]["answers"]]
+        assert found == [(a["tokens"], float(len(a["text"]))) for a in row["answers"]]
+    for pair in records.read_jsonl(runs / "preferences/pairs.jsonl"):
+        if pair["origin"] == "sampled":
+            assert ranked[pair["id"]]["split"] == pair["split"]
+
+
 def test_scores_are_normalised_on_answers_of_sft(runs):
     """Mean 0 and deviation 1 over the reference answers, by the saved model alone."""
     from tasks.language import scoring
@@ -124,14 +134,14 @@ def still(params, rate=1e-30):
 def test_the_ratio_is_one_before_the_first_update(runs, params, tmp_path):
     rows = run_ppo(runs, params, tmp_path / "ppo")
     moving = [row for row in rows if "ppo/first_log_ratio" in row]
-    assert len(moving) == params.ppo.updates - params.ppo.critic_warmup
+    assert len(moving) == params.ppo.updates - params.ppo.advantage.critic.warmup
     assert all(row["ppo/first_log_ratio"] < 1e-5 for row in moving)
     assert moving[-1]["ppo/ratio_max"] > 1.001
 
 
 def test_without_a_learning_rate_ratio_and_kl_stay(runs, params, tmp_path):
     rows = run_ppo(runs, params, tmp_path / "ppo", optimiser=still(params))
-    for row in rows[params.ppo.critic_warmup :]:
+    for row in rows[params.ppo.advantage.critic.warmup :]:
         assert row["ppo/ratio_max"] == pytest.approx(1, abs=1e-5)
         assert row["ppo/ratio_min"] == pytest.approx(1, abs=1e-5)
         assert row["kl/sum"] == pytest.approx(0, abs=1e-4)
@@ -148,7 +158,9 @@ def test_the_kl_coefficient_steps_as_ziegler_says(runs, params, tmp_path):
 
 
 def test_the_critic_learns_first(runs, params, tmp_path):
-    rows = run_ppo(runs, params, tmp_path / "ppo", critic_warmup=2)
+    critic = params.ppo.advantage.critic.model_copy(update={"warmup": 2})
+    advantage = params.ppo.advantage.model_copy(update={"critic": critic})
+    rows = run_ppo(runs, params, tmp_path / "ppo", advantage=advantage)
     assert ["ppo/loss" in row for row in rows] == [False, False, True]
     assert rows[1]["kl/sum"] == pytest.approx(0, abs=1e-4)
 
@@ -156,39 +168,3 @@ def test_the_critic_learns_first(runs, params, tmp_path):
 def test_too_few_prompts_fail(runs, params, tmp_path):
     with pytest.raises(UserError, match=r"64 training prompts, expected at least ppo.episodes \(128\)"):
         run_ppo(runs, params, tmp_path / "ppo", episodes=128)
-
-
-def evaluate(runs, params, policy, out) -> dict[str, Any]:
-    inputs = {"policy": policy, "sft": runs / "sft", "corpus": runs / "corpus"}
-    return evaluation.run(params.shared, params.evaluation, **inputs, out=out)
-
-
-def test_sft_against_itself_is_the_control(runs, params, tmp_path):
-    summary = evaluate(runs, params, runs / "sft", tmp_path / "evaluation")
-    assert summary["kl"]["mean"] == 0
-    assert summary["win_rate"]["low"] < 0.5 < summary["win_rate"]["high"]
-    rows = records.read_jsonl(tmp_path / "evaluation/answers.jsonl")
-    assert len(rows) == 16
-    assert any(row["answer"] != row["baseline"] for row in rows)
-    assert summary == json.loads((tmp_path / "evaluation/summary.json").read_text(encoding="utf-8"))
-
-
-def test_every_policy_meets_the_same_baseline_answers(runs, params, tmp_path):
-    for name, policy in [("a", "sft"), ("b", "base")]:
-        evaluate(runs, params, runs / policy, tmp_path / name)
-    baselines = [[r["baseline"] for r in records.read_jsonl(tmp_path / n / "answers.jsonl")] for n in ("a", "b")]
-    assert baselines[0] == baselines[1]
-
-
-def test_kl_is_the_sum_over_the_answer(runs, params, tmp_path):
-    """Against log-probabilities from transformers' own forward pass, one answer at a time."""
-    evaluate(runs, params, runs / "base", tmp_path / "evaluation")
-    base, start = models.load_policy(runs / "base"), models.load_policy(runs / "sft")
-    for row in records.read_jsonl(tmp_path / "evaluation/answers.jsonl")[:4]:
-        prompt, answer = row["prompt_tokens"], row["answer_tokens"]
-        ids = torch.tensor([prompt + answer])
-        with torch.no_grad():
-            p, q = (m(ids).logits[0].log_softmax(-1) for m in (base, start))
-        places = range(len(prompt) - 1, len(prompt) + len(answer) - 1)
-        expected = sum(float(p[at, token] - q[at, token]) for at, token in zip(places, answer, strict=True))
-        assert row["kl"] == pytest.approx(expected, abs=1e-3)

@@ -6,7 +6,7 @@ Legend: n prompts, one outcome each. Intervals are two-sided: confidence 0.95 le
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -38,8 +38,9 @@ def win_rate(policy_scores: Numbers, baseline_scores: Numbers, *, tolerance: flo
     return WinRate(wins, ties, losses, (wins + ties / 2) / len(difference))
 
 
-def wilson(successes: float, n: int, *, confidence: float) -> Interval:
-    """Wilson's score interval of a proportion p = successes / n; `successes` may hold halves (ties).
+def wilson(successes: float, n: float, *, confidence: float) -> Interval:
+    """Wilson's score interval of a proportion p = successes / n; `successes` may hold halves (ties), n be
+    an effective number.
 
     (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), z the normal quantile of (1 + confidence) / 2.
     Source: Wilson 1927, JASA 22. Never leaves [0, 1]; has a width at 0 and at n. Counting a tie as one half makes it a
@@ -65,12 +66,33 @@ def paired_bootstrap(
     finite, resamples < 1, confidence outside (0, 1).
     """
     values = _finite(outcomes)
+
+    def mean(drawn: NDArray[np.int64]) -> float:
+        return float(values[drawn].mean())
+
+    return bootstrap(mean, len(values), confidence=confidence, resamples=resamples, generator=generator)
+
+
+def bootstrap(
+    statistic: Callable[[NDArray[np.int64]], float],
+    n: int,
+    *,
+    confidence: float,
+    resamples: int,
+    generator: np.random.Generator,
+) -> Interval:
+    """Percentile interval of any figure of n prompts: `statistic` is called with the indices that each resample drew.
+
+    All that a prompt contributes (several answers, both sides) is drawn together, so what they share cancels or counts
+    as it does in the figure. Source: Efron and Tibshirani 1993, section 13.3.
+    Errors: ValueError for n < 1, resamples < 1, confidence outside (0, 1).
+    """
     _normal_quantile(confidence)
-    if resamples < 1:
-        raise ValueError(f"resamples is {resamples}, expected at least 1")
+    if n < 1 or resamples < 1:
+        raise ValueError(f"n is {n} and resamples is {resamples}, expected at least 1 of both")
     # One resample at a time: memory stays at n.
-    means = [values[generator.integers(len(values), size=len(values))].mean() for _ in range(resamples)]
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    drawn = [statistic(generator.integers(n, size=n)) for _ in range(resamples)]
+    low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
 
 

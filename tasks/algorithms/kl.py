@@ -7,6 +7,7 @@ estimate of KL(p || p_ref), in nats per token. Estimators: Schulman 2020, "Appro
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -37,6 +38,15 @@ def k3(log_ratio: Tensor) -> Tensor:
     """
     x = log_ratio.clamp(-K3_LIMIT, K3_LIMIT)
     return torch.expm1(-x) + x
+
+
+def no_penalty(log_ratio: Tensor) -> Tensor:
+    """0 for every token: where the KL stands in the loss, it does not stand in the reward too."""
+    return torch.zeros_like(log_ratio)
+
+
+ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+"""By the name that params.yaml calls them."""
 
 
 @dataclass(frozen=True)

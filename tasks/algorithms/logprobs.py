@@ -49,6 +49,26 @@ def entropy(logits: Tensor, *, temperature: float) -> Tensor:
     return found
 
 
+def nucleus_logits(logits: Tensor, *, temperature: float, top_p: float) -> Tensor:
+    """Logits of the truncated distribution: -inf outside the nucleus, unchanged inside.
+
+    The nucleus is the smallest set of tokens whose probabilities under softmax(logits / temperature) add up to top_p,
+    likeliest first, of equally likely ones the lower id first; the token that crosses top_p belongs to it, so that it
+    is never empty. Source: Holtzman et al. 2020 (arXiv 1904.09751), section 3.1, equation 2.
+    Shapes: logits [..., V]; returns the same shape and type, for top_p 1 the very tensor. For sampling alone: two
+    policies have two nuclei, so that a ratio or a KL of truncated distributions is infinite wherever they differ.
+    Errors: ValueError for a temperature that is not positive or a top_p outside (0, 1].
+    """
+    if not (temperature > 0 and 0 < top_p <= 1):
+        raise ValueError(f"temperature is {temperature} and top_p {top_p}, expected one > 0 and one in (0, 1]")
+    if top_p == 1:
+        return logits
+    p, order = _log_softmax(logits, temperature).exp().sort(dim=-1, descending=True, stable=True)
+    before = torch.nn.functional.pad(p.cumsum(-1)[..., :-1], (1, 0))
+    outside = torch.empty_like(before, dtype=torch.bool).scatter_(-1, order, before >= top_p)
+    return logits.masked_fill(outside, -torch.inf)
+
+
 class _TokenLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:

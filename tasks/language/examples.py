@@ -23,6 +23,8 @@ class Example:
     chosen: str | None = None
     rejected: str | None = None
     margin: float | None = None
+    votes: tuple[int, ...] | None = None
+    """What several people said of chosen against rejected: 1 for chosen, -1 for rejected, 0 for neither."""
 
     @property
     def text(self) -> str:
@@ -92,7 +94,7 @@ def prompts(rows: Iterable[Row], kind: str, dropped: Dropped) -> list[Example]:
 
 
 def preferences(rows: Iterable[Row], dropped: Dropped) -> list[Example]:
-    """Columns prompt, chosen and rejected: texts, or chats whose last assistant turns are the answers."""
+    """Columns prompt, chosen and rejected: texts, or chats whose last assistant turns are the answers; and votes."""
     found = []
     for row in rows:
         prompt: Prompt | None = _prompt(row) if "prompt" in row.values else ""
@@ -107,7 +109,7 @@ def preferences(rows: Iterable[Row], dropped: Dropped) -> list[Example]:
         elif chosen == rejected:
             dropped.add("preferences", "chosen equals rejected")
         else:
-            found.append(Example(row.where, prompt, chosen=chosen, rejected=rejected))
+            found.append(Example(row.where, prompt, chosen=chosen, rejected=rejected, votes=_votes(row)))
     return _once(found, "preferences", dropped)
 
 
@@ -127,6 +129,22 @@ def rated(rows: Iterable[Row], dropped: Dropped) -> list[Rated]:
         else:
             found[text] = Rated(text, float(rating))
     return list(found.values())
+
+
+_VOTES = {"chosen": 1, "rejected": -1, "tie": 0}
+
+
+def _votes(row: Row) -> tuple[int, ...] | None:
+    """Column votes: a list of chosen, rejected and tie, one per person; null is a person who did not vote."""
+    given = row.values.get("votes")
+    if given is None:
+        return None
+    if not isinstance(given, list):
+        raise UserError(f"{row.where}: votes is {shown(given)}, expected a list of {', '.join(_VOTES)} or null")
+    for vote in given:
+        if vote is not None and (not isinstance(vote, str) or vote not in _VOTES):
+            raise UserError(f"{row.where}: votes holds {shown(vote)}, expected {', '.join(_VOTES)} or null")
+    return tuple(_VOTES[vote] for vote in given if vote is not None) or None
 
 
 def _prompt(row: Row) -> Prompt | None:

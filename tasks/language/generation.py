@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from tasks.algorithms.logprobs import token_log_probs
+from tasks.algorithms.logprobs import nucleus_logits, token_log_probs
 from tasks.language.progress import Checkpoints, read_state, write_state
 
 
@@ -38,6 +38,8 @@ class Sampler:
     pad: int
     batch: int
     """Rows generated together."""
+    top_p: float = 1.0
+    """Below 1 only the nucleus is drawn from, and `log_probs` are those of the truncated distribution."""
 
 
 @torch.no_grad()
@@ -98,7 +100,7 @@ def _decode(
     found = [Answer() for _ in range(len(prompts) * answers)]
     running = torch.arange(len(found))
     for step in range(sampler.max_tokens):
-        chosen, log_probs = _draw(logits, sampler.temperature, draws[running, step].to(logits.device))
+        chosen, log_probs = _draw(logits, sampler, draws[running, step].to(logits.device))
         _append(found, running.tolist(), chosen.tolist(), log_probs.tolist(), sampler.eos)
         alive = torch.tensor([not found[row].finished for row in running.tolist()])
         if step + 1 == sampler.max_tokens or not alive.any():
@@ -130,11 +132,13 @@ def _forward(model: PreTrainedModel, tokens: Tensor, attention: Tensor, cache: D
     ).logits[:, -1]
 
 
-def _draw(logits: Tensor, temperature: float, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def _draw(logits: Tensor, sampler: Sampler, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Next tokens and their log-probabilities [R]: invert the cumulative distribution at `uniform` in [0, 1)."""
+    temperature = sampler.temperature
     if temperature == 0:
         chosen = logits.argmax(-1)
         return chosen, token_log_probs(logits.unsqueeze(0), chosen.unsqueeze(0), temperature=1.0).squeeze(0)
+    logits = nucleus_logits(logits, temperature=temperature, top_p=sampler.top_p)
     cumulative = (logits.float() / temperature).softmax(-1).cumsum(-1)
     total = cumulative[:, -1]
     # A token of probability 0 spans no interval and is never drawn: right=True sees to uniform = 0, and staying below

@@ -2,7 +2,8 @@
 
 Legend: B sequences, L tokens of a sequence (prompt, answer, then padding on the right), N answer tokens of a whole
 batch, V vocabulary. Sequences are padded on the right, so causal attention alone keeps padding out of every real
-position: no attention mask is needed, and none is passed.
+position: no attention mask is needed, and none is passed. Packed rows pass the positions (`Batch.positions`): from
+them transformers builds the mask that keeps the sequences of a row apart, see `tasks.language.packing`.
 """
 
 from __future__ import annotations
@@ -33,17 +34,24 @@ def load_policy(folder: Path) -> PreTrainedModel:
 
 
 def new_scalar_model(folder: Path, generator: torch.Generator) -> PreTrainedModel:
-    """A scalar model on the trunk of the policy in `folder`: one number per position, head std 1/sqrt(d+1).
+    """A scalar model on the trunk of the policy in `folder`: one number per position, head std 1/sqrt(d+1), bias 0.
 
     Source: Ziegler et al. 2019 (code). The container is Hugging Face's sequence classifier, so that a saved reward
     model loads anywhere; its pooling is not used, see `scalars`.
     """
     model = _load(AutoModelForSequenceClassification, folder, num_labels=1)
-    weight = scalar_head(model).weight
-    with torch.no_grad():
-        drawn = torch.randn(weight.shape, generator=generator) / (weight.shape[1] + 1) ** 0.5
-        weight.copy_(drawn.to(weight))
+    start_head(scalar_head(model), generator)
     return model
+
+
+@torch.no_grad()
+def start_head(head: nn.Linear, generator: torch.Generator) -> None:
+    """Weights drawn with std 1/sqrt(d+1), d the hidden size; bias 0 where there is one (most classifiers have none)."""
+    weight = head.weight
+    drawn = torch.randn(weight.shape, generator=generator) / (weight.shape[1] + 1) ** 0.5
+    weight.copy_(drawn.to(weight))
+    if head.bias is not None:
+        head.bias.zero_()
 
 
 def load_scalar_model(folder: Path) -> PreTrainedModel:
@@ -66,26 +74,38 @@ def answer_logits(model: PreTrainedModel, batch: Batch) -> Tensor:
     scales) are found by `_plain_head` and take the long way.
     """
     if _plain_head(model):
-        hidden = model.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
+        hidden = model.base_model(**_inputs(batch)).last_hidden_state
         return model.get_output_embeddings()(hidden[batch.before]).unsqueeze(0)
-    return model(input_ids=batch.tokens, use_cache=False).logits[batch.before].unsqueeze(0)
+    return model(**_inputs(batch)).logits[batch.before].unsqueeze(0)
 
 
 def scalars(model: PreTrainedModel, batch: Batch) -> Tensor:
     """The scalar of every position [B, L], float32."""
-    hidden = model.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
+    hidden = model.base_model(**_inputs(batch)).last_hidden_state
     return scalar_head(model)(hidden).squeeze(-1).float()
+
+
+def stack(model: PreTrainedModel) -> nn.ModuleList:
+    """The layers of the trunk, from the first to the last."""
+    return max((m for m in model.base_model.modules() if isinstance(m, nn.ModuleList)), key=len)
+
+
+def _inputs(batch: Batch) -> dict[str, Any]:
+    packed = {} if batch.positions is None else {"position_ids": batch.positions}
+    return {"input_ids": batch.tokens, "use_cache": False, **packed}
 
 
 def freeze_below(model: PreTrainedModel, trainable_layers: int | None) -> None:
     """Train the last N layers, the final norm and the head only; None trains everything."""
     if trainable_layers is None:
         return
-    layers = _layers(model)
+    layers = stack(model)
     if trainable_layers > len(layers):
         raise UserError(f"{trainable_layers} trainable layers asked for, the model has {len(layers)}")
-    for parameter in model.get_input_embeddings().parameters():
-        parameter.requires_grad_(False)
+    # Learned positions (GPT-2) are embeddings, too: one that trained would send gradients through every frozen layer.
+    for module in model.base_model.modules():
+        if isinstance(module, nn.Embedding):
+            module.requires_grad_(False)
     for parameter in layers[: len(layers) - trainable_layers].parameters():
         parameter.requires_grad_(False)
 
@@ -125,11 +145,6 @@ def _load(kind: Any, folder: Path, **options: Any) -> PreTrainedModel:
     adapters.merge_into(model, folder)
     # eval() for good: dropout in any of the four models breaks ratio 1 (facts: it is off, always).
     return model.to(device()).eval()
-
-
-def _layers(model: PreTrainedModel) -> nn.ModuleList:
-    stacks = [m for m in model.base_model.modules() if isinstance(m, nn.ModuleList)]
-    return max(stacks, key=len)
 
 
 def _plain_head(model: PreTrainedModel) -> bool:

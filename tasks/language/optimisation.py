@@ -94,8 +94,10 @@ class MasterWeights:
         return norm
 
     def discard(self) -> None:
-        """Forget the gradients."""
+        """Forget the gradients, also those that another loss left on the model."""
         self._optimiser.zero_grad(set_to_none=True)
+        for working in self._working:
+            working.grad = None
 
     def weights(self) -> dict[str, Tensor]:
         """The float32 state dict: what a checkpoint holds. The model in memory is its image in `precision`."""

@@ -1,11 +1,11 @@
-"""One PPO rollout: answers from the policy, and everything four models say of them, as padded tensors.
+"""One rollout: answers from the policy, and everything that policy, critic, reference and reward model say of them.
 
 Legend: B episodes (one answer each), T longest answer. Index t: token t of the answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,16 +14,17 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from tasks.language import scoring
-from tasks.language.batches import Completion
+from tasks.language.batches import Completion, by_length
 from tasks.language.generation import Sampler, sample
 
 
 @dataclass(frozen=True)
 class Actors:
-    """The four models. The reference is the SFT policy; reward and reference never change."""
+    """Who takes part. The reference is the SFT policy; reward and reference never change."""
 
     policy: PreTrainedModel
-    critic: PreTrainedModel
+    values: Callable[[list[Completion]], list[Tensor]]
+    """The critic: a value before each answer token."""
     reference: PreTrainedModel
     reward: PreTrainedModel
 
@@ -53,13 +54,19 @@ class Rollout:
         """log p - log p_ref [B, T]."""
         return self.log_probs - self.reference
 
+    @property
+    def kl(self) -> float:
+        """KL to the reference per answer: mean over answers of the sum over tokens of log p - log p_ref, in nats."""
+        return float(self.log_ratio.sum(1).mean())
+
 
 def collect(
-    actors: Actors, prompts: Sequence[list[int]], sampler: Sampler, *, generator: torch.Generator, size: int
+    actors: Actors, prompts: Sequence[list[int]], sampler: Sampler, *, group: int, generator: torch.Generator, size: int
 ) -> Rollout:
-    """Sample one answer per prompt and score it; `size` completions per forward pass."""
-    answers = [found[0] for found in sample(actors.policy, prompts, sampler, generator=generator)]
-    completions = [Completion(list(p), a.tokens) for p, a in zip(prompts, answers, strict=True)]
+    """Sample `group` answers per prompt, next to each other, and score them; `size` completions per forward pass."""
+    found = sample(actors.policy, prompts, sampler, answers=group, generator=generator)
+    answers = [answer for of_prompt in found for answer in of_prompt]
+    completions = [Completion(list(prompts[i // group]), a.tokens) for i, a in enumerate(answers)]
     options = {"fill": sampler.pad, "size": size}
     policy = scoring.all_log_probs_and_entropies(actors.policy, completions, temperature=sampler.temperature, **options)
     reference = scoring.all_log_probs(actors.reference, completions, temperature=sampler.temperature, **options)
@@ -69,10 +76,31 @@ def collect(
         log_probs=_padded([log_probs for log_probs, _ in policy]),
         entropies=_padded([entropies for _, entropies in policy]),
         reference=_padded(reference),
-        values=_padded(scoring.all_values(actors.critic, completions, **options)),
+        values=_padded(actors.values(completions)),
         scores=scoring.all_scores(actors.reward, completions, **options),
         finished=torch.tensor([a.finished for a in answers]),
     )
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """Rows of a rollout for one optimiser step, in micro-batches."""
+
+    groups: list[list[int]]
+    count: int
+    """Answer tokens in all."""
+
+
+def minibatch(rollout: Rollout, indices: list[int], *, size: int) -> Minibatch:
+    """Micro-batches of at most `size` rows of about one length."""
+    chosen = [rollout.completions[i] for i in indices]
+    groups = [[indices[i] for i in group] for group in by_length(chosen, size)]
+    return Minibatch(groups, sum(len(c.answer) for c in chosen))
+
+
+def cut(x: Tensor, rows: list[int], mask: Tensor) -> Tensor:
+    """Those rows of a rollout's tensor, as wide as the micro-batch's mask."""
+    return x[rows, : mask.shape[1]].to(mask.device)
 
 
 def _padded(rows: list[Tensor]) -> Tensor:

@@ -21,10 +21,16 @@ def answer_log_probs(model: PreTrainedModel, batch: Batch, *, temperature: float
 
     Raises ValueError for an empty prompt: nothing would score the answer's first token.
     """
+    return answer_logits_and_log_probs(model, batch, temperature=temperature)[1]
+
+
+def answer_logits_and_log_probs(model: PreTrainedModel, batch: Batch, *, temperature: float) -> tuple[Tensor, Tensor]:
+    """The logits [1, N, V] that score the counted answer tokens, and `answer_log_probs`, from one forward pass."""
     if batch.before[1].numel() and int(batch.before[1].min()) < 0:
         raise ValueError("a completion with an empty prompt has no probability: its first token follows nothing")
-    flat = token_log_probs(answer_logits(model, batch), batch.answers.unsqueeze(0), temperature=temperature)
-    return batch.padded(flat.squeeze(0))
+    logits = answer_logits(model, batch)
+    flat = token_log_probs(logits, batch.answers.unsqueeze(0), temperature=temperature)
+    return logits, batch.padded(flat.squeeze(0))
 
 
 def answer_values(model: PreTrainedModel, batch: Batch) -> Tensor:
@@ -73,13 +79,27 @@ def all_values(model: PreTrainedModel, completions: Sequence[Completion], *, fil
     return [found for (found,) in _per_token(model, completions, measure, fill=fill, size=size)]
 
 
+Scorer = Callable[[Sequence[Completion]], Tensor]
+"""Completions -> their raw scores [len], differentiable."""
+
+
+def scorer(model: PreTrainedModel, *, fill: int) -> Scorer:
+    """The raw scores of completions in one forward pass."""
+    return lambda completions: last_scalars(model, pad(completions, fill=fill, device=model.device))
+
+
 @torch.no_grad()
-def all_scores(model: PreTrainedModel, completions: Sequence[Completion], *, fill: int, size: int) -> Tensor:
-    """The reward model's score of each completion [len], normalised by the statistics in its config, on the CPU."""
+def all_raw_scores(score: Scorer, completions: Sequence[Completion], *, size: int) -> Tensor:
+    """The raw score of each completion [len], as the head gives it, on the CPU."""
     found = torch.empty(len(completions))
     for group in by_length(completions, size):
-        batch = pad([completions[i] for i in group], fill=fill, device=model.device)
-        found[torch.tensor(group)] = last_scalars(model, batch).cpu()
+        found[torch.tensor(group)] = score([completions[i] for i in group]).cpu()
+    return found
+
+
+def all_scores(model: PreTrainedModel, completions: Sequence[Completion], *, fill: int, size: int) -> Tensor:
+    """The reward model's score of each completion [len], normalised by the statistics in its config, on the CPU."""
+    found = all_raw_scores(scorer(model, fill=fill), completions, size=size)
     return (found - getattr(model.config, "reward_mean", 0.0)) / getattr(model.config, "reward_std", 1.0)
 
 

@@ -86,6 +86,14 @@ def rated_pairs(
     return list(found)
 
 
+def votes(one: Snippet, other: Snippet) -> tuple[int, ...]:
+    """How people compare two texts: 1 where the k-th rating of `one` is the higher, -1 the lower, 0 for equal ones.
+
+    Each rating is used once, so that the votes are independent; the longer list's rest compares with nothing.
+    """
+    return tuple((a > b) - (a < b) for a, b in zip(one.ratings, other.ratings, strict=False))
+
+
 def rater_agreement(snippets: Sequence[Snippet], *, gap: float) -> float:
     """How often one rater orders two texts as the others' means do, over pairs with means at least `gap` apart.
 

@@ -61,14 +61,15 @@ def separate_pad(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
 
 
 def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]], style: str) -> list[int]:
-    """A prompt as ids. plain: as it stands, with the BOS that the tokenizer adds. chat: through the chat template.
+    """A prompt as ids, with one BOS where the tokenizer or its template writes any, and open for an answer.
 
+    plain: as it stands. chat: through the chat template. auto: chat where the tokenizer has a template, else plain.
     Raises UserError for messages in plain style and for a tokenizer without a chat template in chat style.
     """
-    if style == "plain":
+    if style == "plain" or (style == "auto" and tokenizer.chat_template is None):
         if not isinstance(prompt, str):
-            raise UserError("chat messages need shared.format: chat (it is plain)")
-        return tokenizer(prompt)["input_ids"] if prompt else []
+            raise UserError(f"chat messages need shared.format: chat and a chat template (it is {style})")
+        return _open(tokenizer, prompt) if prompt else []
     if tokenizer.chat_template is None:
         raise UserError("shared.format is chat, but the tokenizer has no chat template; use plain")
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -77,13 +78,23 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[st
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
+def _open(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
+    """The ids of a plain prompt. A BOS that stands in the text and is added besides counts once; an EOS that the
+    tokenizer adds is left out, as the answer comes next."""
+    ids, bare = (tokenizer(prompt, add_special_tokens=special)["input_ids"] for special in (True, False))
+    if ids[-1:] == [tokenizer.eos_token_id] != bare[-1:]:
+        ids = ids[:-1]
+    return ids[1:] if ids[:2] == [tokenizer.bos_token_id] * 2 else ids
+
+
 def answer_tokens(tokenizer: PreTrainedTokenizerBase, answer: str, limit: int) -> list[int]:
     """An answer as ids, tokenised apart from its prompt as the model would produce it, end-of-sequence token included.
 
-    An answer that does not fit `limit` is cut there and gets no end-of-sequence token: it did not end.
+    It ends with its first end-of-sequence token, also where the text spells one: there is exactly one. An answer that
+    does not fit `limit` is cut there and gets none: it did not end. A limit below 1 leaves nothing.
     """
     ids = tokenizer(answer, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-    return ids[:limit]
+    return ids[: min(ids.index(tokenizer.eos_token_id) + 1, max(limit, 0))]
 
 
 def text_of(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:

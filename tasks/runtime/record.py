@@ -10,12 +10,14 @@ import contextlib
 import csv
 import io
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from tasks.errors import UserError
 from tasks.runtime import records
+from tasks.runtime.redaction import redacted
 
 
 class Listener(Protocol):
@@ -66,6 +68,9 @@ class History:
 
 
 _listeners: list[Listener] = []
+_NOT_ALLOWED = re.compile(r"[^\w\-. :/]", re.ASCII)
+_LONGEST_NAME = 250
+"""Of a figure, in MLflow."""
 
 
 @contextlib.contextmanager
@@ -93,9 +98,9 @@ def log(step: int, total: int, values: Mapping[str, float], timing: Mapping[str,
 
 
 def note(text: str) -> None:
-    """Say one line to whoever watches, such as "dropped 12 rows: too long"."""
+    """Say one line to whoever watches, such as "dropped 12 rows: too long"; secrets in it are taken out."""
     for listener in _listeners:
-        listener.note(text)
+        listener.note(redacted(text))
 
 
 def table(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -121,3 +126,18 @@ def flat(tree: Mapping[str, Any], separator: str = ".", prefix: str = "") -> dic
         else:
             found[f"{prefix}{key}"] = value
     return found
+
+
+def figures(metrics: Mapping[str, Any], group: str) -> dict[str, float]:
+    """The numbers among nested metrics, named "group/name": MLflow groups its charts by what is before the slash."""
+    numbers = {
+        name: float(value)
+        for name, value in flat(metrics, "/").items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    return {allowed(name if "/" in name else f"{group}/{name}"): value for name, value in numbers.items()}
+
+
+def allowed(name: str) -> str:
+    """The name of a figure as MLflow takes it."""
+    return _NOT_ALLOWED.sub("", name)[:_LONGEST_NAME]

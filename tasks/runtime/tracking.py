@@ -1,266 +1,264 @@
-"""The MLflow side of tracking, and the one file that imports it.
-
-As a program it is a stage's companion (tasks/runtime/reporter.py): messages come in as JSON lines, lines for the user
-go out. The flow imports its functions for the run that stands above the stages'.
+"""What is asked of MLflow, in the one file that imports it. Each call fails or succeeds as a whole and may be repeated.
 
 Store: MLFLOW_TRACKING_URI, or sqlite in the project folder. Experiment: MLFLOW_EXPERIMENT_NAME, or "rlhf".
+
+`python -m tasks.runtime.tracking replay` delivers what waits on this disk (tasks/runtime/companion.py).
+
+Repeating is safe because a metric's row is its own primary key (run, name, step, time, value): MLflow's store leaves
+out a row that it has, behind its server too. A run is found again by a tag, so that it is not created twice.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.metadata
 import json
-import math
 import os
-import platform
-import queue
-import re
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import mlflow
 from mlflow.data.code_dataset_source import CodeDatasetSource
 from mlflow.data.meta_dataset import MetaDataset
-from mlflow.entities import Metric, Param, RunTag
+from mlflow.entities import DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-from tasks.runtime import fingerprint, record
-from tasks.runtime.process import LOCKS, PARENT_RUN
+from tasks.runtime import owner, record
+from tasks.runtime.process import LOCKS
 
-FLUSH_POINTS, FLUSH_SECONDS = 1000, 5.0
-"""A batch is written at this size (MLflow's limit) or age."""
-LIBRARIES = ("torch", "transformers", "mlflow", "dvc", "prefect", "numpy")
-_NOT_ALLOWED = re.compile(r"[^\w\-. :/]", re.ASCII)
-"""In the name of a figure."""
-
-
-class StageRun:
-    """One stage's run: a buffer of points and the messages that the stage sends."""
-
-    def __init__(self, start: Mapping[str, Any]) -> None:
-        """start: address, word, params (nested)."""
-        self.word = start["word"]
-        experiment = open_store()
-        with contextlib.suppress(ValueError, TypeError):
-            mlflow.enable_system_metrics_logging()
-        parent = os.environ.get(PARENT_RUN)
-        tags = {
-            "stage": start["address"],
-            "mlflow.source.name": f"python -m tasks {start['address']}",
-            **environment(),
-        }
-        run = mlflow.start_run(
-            experiment_id=experiment, run_name=start["address"], parent_run_id=parent, nested=bool(parent), tags=tags
-        )
-        self.id = run.info.run_id
-        self.client = mlflow.MlflowClient()
-        self.points: list[Metric] = []
-        self.flushed = time.monotonic()
-        self.dropped = 0
-        self.notes: list[str] = []
-        log_params(self.id, start["params"])
-        self._describe(start["address"])
-
-    def receive(self, message: Mapping[str, Any]) -> None:
-        kind = message["kind"]
-        if kind == "log":
-            self._add(message["values"], message["step"], message["time"])
-        elif kind == "note":
-            self.notes.append(message["text"])
-        elif kind == "table":
-            rows = message["rows"]
-            columns = dict.fromkeys(key for row in rows for key in row)
-            mlflow.log_table({c: [row.get(c) for row in rows] for c in columns}, f"{message['name']}.json", self.id)
-        if len(self.points) >= FLUSH_POINTS or time.monotonic() - self.flushed >= FLUSH_SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        while self.points:
-            self.client.log_batch(self.id, metrics=self.points[:FLUSH_POINTS])
-            del self.points[:FLUSH_POINTS]
-        self.flushed = time.monotonic()
-
-    def end(self, message: Mapping[str, Any]) -> None:
-        """Write what is left, the final figures (in the group named after the stage) and the status."""
-        self._add(figures(message.get("metrics", {}), self.word), 0, round(time.time() * 1000))
-        self.flush()
-        tags = dict(message.get("tags", {}))
-        if message.get("error"):
-            tags["error"] = message["error"][:5000]
-        if self.dropped:
-            tags["dropped_not_finite"] = str(self.dropped)
-        self.client.log_batch(self.id, tags=[RunTag(k, str(v)) for k, v in tags.items()])
-        if self.notes:
-            mlflow.log_text("\n".join(self.notes) + "\n", "notes.txt", self.id)
-        mlflow.end_run(message["status"])
-
-    def _add(self, values: Mapping[str, float], step: int, when: int) -> None:
-        finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        self.dropped += len(values) - len(finite)
-        self.points += [Metric(name, value, when, step) for name, value in finite.items()]
-
-    def _describe(self, address: str) -> None:
-        """Fingerprint, and the artefacts that the stage reads as data sets with their DVC hashes."""
-        if not Path(".dvc").is_dir():
-            return
-        entry = fingerprint.entry(address)
-        self.client.set_tag(self.id, "fingerprint", fingerprint.of(entry))
-        for dependency in entry.get("deps", []):
-            path, digest = dependency["path"], dependency.get("md5", "")
-            if not path.endswith(".py"):
-                source = CodeDatasetSource({"dvc.path": path, "dvc.md5": digest})
-                mlflow.log_input(MetaDataset(source, name=path, digest=digest[:36]), context="input")
+SPOOL = "spool"
+"""Tag: the token of the spool that the run was recorded in."""
+POINTS, PARAMS = 1000, 100
+"""MLflow's limits of one batch."""
+PARAM_LENGTH, TAG_LENGTH = 6000, 5000
+SETTINGS = {
+    # Delivery tries again itself, and a server that hangs is left soon.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL": "5",
+}
+_REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 
 
 def open_store() -> str:
     """Point MLflow at its store, made if it is missing, and return the experiment's id.
 
-    Under a file lock: two processes that open a fresh sqlite store at once fail.
+    A password inside the address goes to MLflow's own variables, so that no message shows it.
     """
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-    os.environ.setdefault("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "5")
-    local = "MLFLOW_TRACKING_URI" not in os.environ
-    mlflow.set_tracking_uri("sqlite:///mlflow.db" if local else os.environ["MLFLOW_TRACKING_URI"])
+    for variable, value in SETTINGS.items():
+        os.environ.setdefault(variable, value)
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+    address = urlsplit(uri)
+    if address.scheme in ("http", "https") and address.username:
+        os.environ["MLFLOW_TRACKING_USERNAME"] = unquote(address.username)
+        os.environ["MLFLOW_TRACKING_PASSWORD"] = unquote(address.password or "")
+        uri = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
+    mlflow.set_tracking_uri(uri)
+    file = Path(uri.removeprefix("sqlite:///")).resolve() if uri.startswith("sqlite:///") else None
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "rlhf")
-    with _waiting_lock("mlflow"):
+    # Beside the store: two clones that share it share the lock.
+    with _lock(file.with_name(f"{file.name}.lock") if file else LOCKS / "mlflow.lock"):
         found = mlflow.get_experiment_by_name(name)
-        if found is not None:
-            return str(found.experiment_id)
-        location = Path("mlartifacts").resolve().as_uri() if local else None
-        return str(mlflow.create_experiment(name, artifact_location=location))
+        if found is None:
+            location = file.with_name("mlartifacts").as_uri() if file else None
+            with contextlib.suppress(MlflowException):  # another machine may have been first
+                return str(mlflow.create_experiment(name, artifact_location=location))
+            found = mlflow.get_experiment_by_name(name)
+    return str(found.experiment_id)
 
 
 @contextlib.contextmanager
-def _waiting_lock(name: str) -> Iterator[None]:
-    LOCKS.mkdir(parents=True, exist_ok=True)
-    with (LOCKS / f"{name}.lock").open("a") as file:
+def _lock(path: Path) -> Iterator[None]:
+    """Two processes that open a fresh sqlite store at once fail."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def environment() -> dict[str, str]:
-    """Tags of code version and libraries. The environment's variables, which may hold secrets, are not read."""
-    tags = {"python": platform.python_version(), "platform": platform.platform()}
-    for library in LIBRARIES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            tags[f"version.{library}"] = importlib.metadata.version(library)
-    if commit := git("rev-parse", "HEAD"):
-        tags["mlflow.source.git.commit"] = commit
-        # What runs write is no change of the code.
-        changed = git("status", "--porcelain", "--", ".", ":!metrics", ":!dvc.lock")
-        tags["git.dirty"] = str(bool(changed)).lower()
-    return tags
-
-
-def git(*arguments: str) -> str:
-    """Output of a git command here, or "" where there is no repository or no git."""
-    with contextlib.suppress(OSError):
-        return subprocess.run(["git", *arguments], check=False, capture_output=True, text=True).stdout.strip()
-    return ""
-
-
-def figures(metrics: Mapping[str, Any], group: str) -> dict[str, float]:
-    """The numbers among nested metrics, named "group/name": MLflow groups its charts by what is before the slash."""
-    flat = record.flat(metrics, "/")
-    numbers = {k: float(v) for k, v in flat.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    return {_NOT_ALLOWED.sub("", k if "/" in k else f"{group}/{k}"): v for k, v in numbers.items()}
-
-
-def log_params(run: str, params: Mapping[str, Any]) -> None:
-    """Log nested params as flat ones: "ppo.kl.target"."""
-    pairs = [Param(name, str(value)[:6000]) for name, value in record.flat(params).items()]
+def open_run(experiment: str, known: str | None, name: str, start_time: int, tags: Mapping[str, str]) -> str:
+    """Id of the run with these tags, in state RUNNING: the known one, the one of this spool, or a new one."""
     client = mlflow.MlflowClient()
-    for first in range(0, len(pairs), 100):
-        client.log_batch(run, params=pairs[first : first + 100])
+    run = known if known and exists(known) else by_spool(experiment, tags[SPOOL])
+    if run is None:
+        run = client.create_run(experiment, start_time=start_time, run_name=name, tags=_short(tags)).info.run_id
+        return str(run)
+    tag(run, tags)
+    if client.get_run(run).info.status != "RUNNING":
+        client.update_run(run, status="RUNNING")
+    return run
 
 
-def companion(lines: Iterable[str]) -> None:
-    """Serve one stage. The end of the lines without an "end" message means that the stage died."""
-    inbox: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-
-    def read() -> None:
-        with contextlib.suppress(ValueError, OSError):
-            for line in lines:
-                inbox.put(json.loads(line))
-        inbox.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    start = inbox.get()
-    if start is None:
-        return
-    run = StageRun(start)
-    while True:
-        try:
-            message = inbox.get(timeout=FLUSH_SECONDS)
-        except queue.Empty:
-            run.flush()
-            continue
-        if message is None or message["kind"] == "end":
-            run.end(message or {"status": "FAILED", "error": "the stage's process died"})
-            break
-        run.receive(message)
-    if run.dropped:
-        _say(f"MLflow: {run.dropped} figures were not finite and are left out")
-
-
-def start_pipeline(name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str:
-    """Open the run that stands above a pipeline's stages; returns its id."""
-    run = mlflow.MlflowClient().create_run(open_store(), run_name=name, tags={**environment(), **tags})
-    log_params(run.info.run_id, params)
-    return str(run.info.run_id)
-
-
-def end_pipeline(run: str, status: str, values: Mapping[str, float], tags: Mapping[str, str]) -> None:
-    """Close the pipeline's run, and any stage's run below it that is still open (its process was killed outright)."""
-    client = mlflow.MlflowClient()
-    experiment = client.get_run(run).info.experiment_id
-    for left in client.search_runs(
-        [experiment], f"tags.`mlflow.parentRunId` = '{run}' and attributes.status = 'RUNNING'"
-    ):
-        client.set_terminated(left.info.run_id, "KILLED")
-    now = round(time.time() * 1000)
-    finite = [Metric(name, value, now, 0) for name, value in values.items() if math.isfinite(value)]
+def exists(run: str) -> bool:
+    """Whether the server has the run, and not as a deleted one."""
     try:
-        client.log_batch(run, metrics=finite, tags=[RunTag(k, v) for k, v in tags.items()])
-    finally:
-        client.set_terminated(run, status)
+        return str(mlflow.MlflowClient().get_run(run).info.lifecycle_stage) == "active"
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return False
+        raise
 
 
-def find(tags: Mapping[str, str]) -> str | None:
-    """Id of the latest finished run with all of these tags."""
-    wanted = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+def by_spool(experiment: str, token: str) -> str | None:
+    """Id of the run that was recorded in this spool."""
     found = mlflow.MlflowClient().search_runs(
-        [open_store()], f"{wanted} and attributes.status = 'FINISHED'", max_results=1, order_by=["start_time DESC"]
+        [experiment], f"tags.`{SPOOL}` = '{token}'", order_by=["start_time", "run_id"]
     )
     return str(found[0].info.run_id) if found else None
 
 
-def tag(run: str, tags: Mapping[str, str]) -> None:
-    mlflow.MlflowClient().log_batch(run, tags=[RunTag(name, value) for name, value in tags.items()])
+def delete_twins(experiment: str, run: str, token: str) -> None:
+    """A request that was given up may still have created a run: only `run` stays."""
+    client = mlflow.MlflowClient()
+    for twin in client.search_runs([experiment], f"tags.`{SPOOL}` = '{token}'"):
+        if twin.info.run_id != run:
+            client.delete_run(twin.info.run_id)
 
 
-def page(run: str) -> str:
+def send_points(run: str, records: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Write the figures of these lines of a spool. Returns the names of those that the server refuses."""
+    points = [
+        Metric(record.allowed(name), value, line["time"], line["step"])
+        for line in records
+        for name, value in line["values"].items()
+    ]
+    refused = []
+    for first in range(0, len(points), POINTS):
+        refused += _send(run, "metrics", points[first : first + POINTS])
+    return refused
+
+
+def send_params(run: str, params: Mapping[str, Any]) -> dict[str, str]:
+    """Write nested params as flat ones: "ppo.kl.target". Returns those that the server does not hold as they are:
+    too long, or different from what an earlier start of the run has written, which cannot be changed.
+    """
+    wanted = {name: str(value) for name, value in record.flat(params).items()}
+    there = mlflow.MlflowClient().get_run(run).data.params
+    new = [Param(name, value[:PARAM_LENGTH]) for name, value in wanted.items() if name not in there]
+    left = {name for name, value in wanted.items() if value != there.get(name, value[:PARAM_LENGTH])}
+    for first in range(0, len(new), PARAMS):
+        left.update(_send(run, "params", new[first : first + PARAMS]))
+    return {name: wanted[name] for name in sorted(left)}
+
+
+def _send(run: str, what: str, entries: Sequence[Any]) -> list[str]:
+    """Log a batch of one kind; of one that is refused, the half that is at fault is looked for. Returns the refused."""
+    try:
+        mlflow.MlflowClient().log_batch(run, **{what: entries})
+    except MlflowException as error:
+        if error.error_code not in _REFUSALS or not exists(run):
+            raise
+        if len(entries) == 1:
+            return [entries[0].key]
+        middle = len(entries) // 2
+        return _send(run, what, entries[:middle]) + _send(run, what, entries[middle:])
+    return []
+
+
+def send_inputs(run: str, hashes: Mapping[str, str]) -> None:
+    """Show artefacts that the stage reads as data sets, with their DVC hashes."""
+    sets = []
+    for path, digest in hashes.items():
+        source = CodeDatasetSource({"dvc.path": path, "dvc.md5": digest})
+        data = MetaDataset(source, name=path, digest=digest[:36])
+        sets.append(DatasetInput(data._to_mlflow_entity(), [InputTag("mlflow.data.context", "input")]))
+    mlflow.MlflowClient().log_inputs(run, sets)
+
+
+def send_document(run: str, name: str, text: str, table: bool) -> None:
+    """Write an artefact, in the place of an earlier one of this name."""
+    client = mlflow.MlflowClient()
+    client.log_text(run, text, name)
+    if table:  # its pages list tables by this tag
+        held = json.loads(client.get_run(run).data.tags.get("mlflow.loggedArtifacts", "[]"))
+        if (entry := {"path": name, "type": "table"}) not in held:
+            client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([*held, entry]))
+
+
+def end_run(run: str, status: str, end_time: int) -> None:
+    mlflow.MlflowClient().set_terminated(run, status, end_time)
+
+
+def tag(run: str, tags: Mapping[str, Any]) -> None:
+    entries = [RunTag(name, value) for name, value in _short(tags).items()]
+    for first in range(0, len(entries), PARAMS):
+        mlflow.MlflowClient().log_batch(run, tags=entries[first : first + PARAMS])
+
+
+def _short(tags: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value)[:TAG_LENGTH] for name, value in tags.items()}
+
+
+def close_runs_of_the_dead(experiment: str) -> None:
+    """End as KILLED what is RUNNING though its process, on this host, is gone: nobody else will."""
+    client = mlflow.MlflowClient()
+    query = f"attributes.status = 'RUNNING' and tags.`host` = '{owner.me()['host']}'"
+    for run in client.search_runs([experiment], query):
+        if owner.is_gone(run.data.tags):
+            client.set_terminated(run.info.run_id, "KILLED")
+
+
+def find(experiment: str, tags: Mapping[str, str]) -> str | None:
+    """Id of the latest finished run with all of these tags."""
+    wanted = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+    found = mlflow.MlflowClient().search_runs(
+        [experiment], f"{wanted} and attributes.status = 'FINISHED'", max_results=1, order_by=["start_time DESC"]
+    )
+    return str(found[0].info.run_id) if found else None
+
+
+def links(experiment: str, stages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Tags that lead from a pipeline's run to each stage's, also to those that were made earlier.
+
+    stages: address, fingerprint ("" without one), outs (path -> DVC's hash) and fresh (made just now) of each.
+    """
+    tags, rows = {}, ["| stage | run | |", "|---|---|---|"]
+    for stage in stages:
+        address, made_from = stage["address"], stage["fingerprint"]
+        run = find(experiment, {"stage": address, "fingerprint": made_from}) if made_from else None
+        if run:
+            tags[f"run.{address.replace('@', '.')}"] = run
+            if stage["fresh"]:
+                tag(run, {f"dvc.out.{path}": digest for path, digest in stage["outs"].items()})
+        shown = f"[{run[:8]}]({page(experiment, run)[1:]})" if run else "none"
+        rows.append(f"| {address} | {shown} | {'made now' if stage['fresh'] else 'as before'} |")
+    return {**tags, "mlflow.note.content": "\n".join(rows)}
+
+
+def page(experiment: str, run: str) -> str:
     """Where the tracking server's pages show this run, from the server's address on."""
-    return f"/#/experiments/{mlflow.MlflowClient().get_run(run).info.experiment_id}/runs/{run}"
+    return f"/#/experiments/{experiment}/runs/{run}"
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+class SystemFigures:
+    """Load of processor, memory, disk, network and GPU, which MLflow samples by itself while the run goes on."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._monitor: Any = None
+
+    def keep_going(self) -> None:
+        """Start it, or start it again: it ends at the first request that fails."""
+        thread: threading.Thread | None = getattr(self._monitor, "_process", None)
+        if thread is None or not thread.is_alive():
+            self._monitor = SystemMetricsMonitor(self._run, resume_logging=True)
+            self._monitor.start()
+
+    def stop(self) -> None:
+        thread: threading.Thread | None = getattr(self._monitor, "_process", None)
+        if thread is not None:
+            self._monitor._shutdown_event.set()
+            thread.join(2.0)
+            with contextlib.suppress(MlflowException):
+                self._monitor.mlflow_logger.flush()
 
 
 if __name__ == "__main__":
-    try:
-        companion(sys.stdin)
-    except Exception as error:  # noqa: BLE001 - whatever goes wrong here must not end the stage
-        _say(f"MLflow does not record this run: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
-        # The stage goes on writing; reading it to the end keeps the pipe whole.
-        for _ in sys.stdin:
-            pass
+    from tasks.runtime.companion import main
+
+    sys.exit(main(sys.argv[1:]))

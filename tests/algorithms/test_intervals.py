@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tasks.algorithms.intervals import mean_interval, paired_bootstrap, pearson, wilson, win_rate
+from tasks.algorithms.intervals import bootstrap, mean_interval, paired_bootstrap, pearson, wilson, win_rate
 
 CONFIDENCE = pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
 
@@ -147,3 +147,32 @@ def test_a_confidence_outside_0_and_1_is_an_error(confidence):
 def test_errors(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_the_bootstrap_of_any_figure_agrees_with_scipys():
+    """A ratio of sums, whose two parts are drawn together."""
+    a, b = np.random.default_rng(9).gamma(3, size=(2, 120))
+    found = bootstrap(
+        lambda i: float(a[i].sum() / b[i].sum()),
+        120,
+        confidence=0.9,
+        resamples=3000,
+        generator=np.random.default_rng(0),
+    )
+    expected = stats.bootstrap(
+        (a, b), lambda x, y: x.sum() / y.sum(), confidence_level=0.9, n_resamples=3000, method="percentile",
+        paired=True, vectorized=False, rng=np.random.default_rng(1),
+    ).confidence_interval  # fmt: skip
+    assert found == pytest.approx((expected.low, expected.high), abs=0.01)
+
+
+def test_the_bootstrap_of_the_mean_is_the_paired_one():
+    x = np.random.default_rng(10).normal(size=40)
+    options = {"confidence": 0.95, "resamples": 50}
+    general = bootstrap(lambda i: float(x[i].mean()), 40, **options, generator=np.random.default_rng(2))
+    assert general == paired_bootstrap(x, **options, generator=np.random.default_rng(2))
+
+
+def test_the_bootstrap_needs_prompts():
+    with pytest.raises(ValueError, match="n is 0"):
+        bootstrap(lambda i: 0.0, 0, confidence=0.9, resamples=5, generator=np.random.default_rng(0))

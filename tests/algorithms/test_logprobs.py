@@ -7,7 +7,7 @@ from scipy.special import log_softmax
 from scipy.stats import entropy as scipy_entropy
 
 from tasks.algorithms import logprobs
-from tasks.algorithms.logprobs import entropy, token_log_probs
+from tasks.algorithms.logprobs import entropy, nucleus_logits, token_log_probs
 from tasks.algorithms.masking import masked_sum
 from tests.algorithms.checks import draws, garbage
 
@@ -150,3 +150,52 @@ def test_a_temperature_that_is_not_positive_is_an_error(temperature):
 def test_shapes_that_do_not_fit_are_an_error():
     with pytest.raises(ValueError, match="tokens have shape"):
         token_log_probs(torch.zeros(2, 4, 5), TOKENS, temperature=1.0)
+
+
+NUCLEUS = [0.15, 0.5, 0.1, 0.25]
+"""Probabilities of four tokens; likeliest first 1, 3, 0, 2, adding up to .5, .75, .9, 1."""
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"), [(0.3, [1]), (0.49, [1]), (0.51, [1, 3]), (0.74, [1, 3]), (0.76, [0, 1, 3]), (1.0, [0, 1, 2, 3])]
+)
+def test_the_nucleus_is_the_smallest_set_that_reaches_top_p(top_p, kept):
+    found = nucleus_logits(torch.tensor(NUCLEUS).log(), temperature=1.0, top_p=top_p)
+    assert found.isfinite().nonzero().flatten().tolist() == kept
+    torch.testing.assert_close(found[kept].exp(), torch.tensor(NUCLEUS)[kept])
+
+
+def test_what_the_nucleus_leaves_is_renormalised():
+    """Of .5 and .25 remain 2/3 and 1/3."""
+    found = nucleus_logits(torch.tensor(NUCLEUS).log(), temperature=1.0, top_p=0.7).softmax(-1)
+    torch.testing.assert_close(found, torch.tensor([0, 2 / 3, 0, 1 / 3]))
+
+
+def test_the_temperature_comes_before_the_nucleus():
+    """At temperature .5 the probabilities are squared: .5^2 / (.5^2 + .25^2 + .15^2 + .1^2) = .725 alone reaches .7."""
+    found = nucleus_logits(torch.tensor(NUCLEUS).log(), temperature=0.5, top_p=0.7)
+    assert found.isfinite().tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.8])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.95])
+def test_the_nucleus_is_that_of_transformers(temperature, top_p):
+    from transformers import TemperatureLogitsWarper, TopPLogitsWarper
+
+    logits = draws(20, 50, seed=4) * 3
+    warped = TopPLogitsWarper(top_p)(None, TemperatureLogitsWarper(temperature)(None, logits))
+    found = nucleus_logits(logits, temperature=temperature, top_p=top_p)
+    assert torch.equal(found.isfinite(), warped.isfinite())
+    torch.testing.assert_close((found / temperature).log_softmax(-1), warped.log_softmax(-1))
+
+
+def test_of_equally_likely_tokens_the_first_are_kept():
+    assert nucleus_logits(torch.zeros(8), temperature=1.0, top_p=0.3).isfinite().tolist() == [True] * 3 + [False] * 5
+    forbidden = torch.tensor([-torch.inf, 0.0, 0.0])
+    assert nucleus_logits(forbidden, temperature=1.0, top_p=0.999).isfinite().tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 0.0), (1.0, 1.1), (1.0, math.nan), (0.0, 0.5)])
+def test_a_nucleus_that_cannot_be_is_an_error(temperature, top_p):
+    with pytest.raises(ValueError, match="top_p"):
+        nucleus_logits(torch.zeros(3), temperature=temperature, top_p=top_p)

@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from tasks.algorithms.ppo import clipped_policy_loss, clipped_value_loss, explained_variance
+from tasks.algorithms.kl import k1, k2, k3
+from tasks.algorithms.ppo import clipped_policy_loss, clipped_value_loss, explained_variance, kl_loss, mean_entropy
 from tests.algorithms.checks import MASK, assert_adds_up, assert_ignores_masked, draws, garbage
 
 ONE = torch.ones(1, 1, dtype=torch.bool)
@@ -165,3 +166,131 @@ def test_errors(loss):
         loss(*torch.zeros(3, 3, 4), torch.zeros_like(MASK), clip=0.2)
     with pytest.raises(ValueError, match="mask has shape"):
         loss(*torch.zeros(3, 3, 5), MASK, clip=0.2)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "slope", "cut"),
+    [
+        (10.0, -1.0, 3.0, 0.0, 1),  # 10 without the second clip
+        (2.9, -1.0, 2.9, 2.9, 0),  # below it: as before
+        (10.0, -2.0, 6.0, 0.0, 1),
+        (10.0, 1.0, -1.2, 0.0, 1),  # a positive advantage never meets it
+        (0.5, 1.0, -0.5, -0.5, 0),
+        (0.5, -1.0, 0.8, 0.0, 1),  # the first clip still holds
+        (10.0, 0.0, 0.0, 0.0, 0),
+    ],
+)
+def test_the_cases_of_the_dual_clip(ratio, advantage, loss, slope, cut):
+    log_prob = torch.tensor([[math.log(ratio)]], requires_grad=True)
+    found, statistics = clipped_policy_loss(
+        log_prob, torch.zeros(1, 1), torch.tensor([[advantage]]), ONE, clip=0.2, dual_clip=3.0
+    )
+    found.backward()
+    assert found.item() == pytest.approx(loss, abs=1e-5)
+    assert log_prob.grad.item() == pytest.approx(slope, abs=1e-5)
+    assert statistics["clip_fraction"].item() == cut
+
+
+def test_a_dual_clip_out_of_reach_changes_nothing():
+    inputs = [draws(3, 4, seed=seed) / 4 for seed in range(3)]
+    plain, _ = clipped_policy_loss(*inputs, MASK, clip=0.2)
+    assert torch.equal(clipped_policy_loss(*inputs, MASK, clip=0.2, dual_clip=100.0)[0], plain)
+
+
+@garbage
+def test_masked_slots_do_not_meet_the_dual_clip(garbage):
+    inputs = [draws(3, 4, seed=seed) for seed in range(3)]
+    assert_ignores_masked(lambda *x: clipped_policy_loss(*x, MASK, clip=0.2, dual_clip=1.5)[0], inputs, MASK, garbage)
+
+
+def test_a_dual_clip_within_the_band_is_refused():
+    with pytest.raises(ValueError, match=r"dual_clip is 1.2, expected above 1 \+ clip"):
+        clipped_policy_loss(*torch.zeros(3, 3, 4), MASK, clip=0.2, dual_clip=1.2)
+
+
+def test_a_value_clip_of_infinity_is_the_plain_squared_error():
+    values, old, returns = (draws(3, 4, seed=seed).requires_grad_() for seed in range(3))
+    loss, statistics = clipped_value_loss(values, old, returns, MASK, clip=math.inf)
+    loss.backward()
+    assert loss.item() == pytest.approx(0.5 * (values - returns)[MASK].square().mean().item(), rel=1e-6)
+    torch.testing.assert_close(values.grad, torch.where(MASK, values - returns, 0).detach() / 8)
+    assert statistics["clip_fraction"].item() == 0
+
+
+def test_a_rounding_within_the_band_is_not_counted_as_clipped():
+    # float32: .7 + (.1 - .7) is 5e-8 off .1, and further from the return
+    values, old = torch.full((1, 1), 0.1), torch.full((1, 1), 0.7)
+    off = old + (values - old)
+    assert off != values
+    _, statistics = clipped_value_loss(values, old, 2 * values - off, ONE, clip=1.0)
+    assert statistics["clip_fraction"].item() == 0
+
+
+def test_kl_loss_of_one_token():
+    # log p - log p_ref = log 2, and a masked token
+    mask = torch.tensor([[True, False]])
+    for estimator, expected in ((k1, 0.693147), (k2, 0.240227), (k3, 0.193147)):
+        found = kl_loss(torch.tensor([[math.log(2), 5.0]]), torch.zeros(1, 2), mask, estimator=estimator)
+        assert found.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_which_kl_loss_has_the_gradient_of_the_kl():
+    """Three tokens, all of them sampled in proportion to p. By hand, for p = softmax(z):
+    grad KL(p||q) = p (log p - log q - KL(p||q));  grad KL(q||p) = p - q.
+    """
+    z, q = torch.tensor([0.3, -0.2, 0.5], dtype=torch.double), torch.tensor([0.2, 0.5, 0.3], dtype=torch.double)
+    p = z.softmax(-1)
+    forward = p * (p.log() - q.log() - (p * (p.log() - q.log())).sum())
+    for estimator, wanted in ((k1, torch.zeros_like(p)), (k2, forward), (k3, p - q)):
+        leaf = z.clone().requires_grad_()
+        log_p = leaf.log_softmax(-1)
+        # The mean over samples: token v stands p_v times in the batch.
+        total = sum(
+            p[v] * kl_loss(log_p[v].view(1, 1), q.log()[v].view(1, 1), ONE, estimator=estimator) for v in range(3)
+        )
+        total.backward()
+        torch.testing.assert_close(leaf.grad, wanted)
+
+
+def test_kl_loss_is_zero_with_no_gradient_where_policy_is_reference():
+    for estimator in (k2, k3):
+        log_probs = draws(3, 4, seed=0).requires_grad_()
+        loss = kl_loss(log_probs, log_probs.detach(), MASK, estimator=estimator)
+        loss.backward()
+        assert loss.item() == 0
+        assert (log_probs.grad == 0).all()
+
+
+def test_the_reference_gets_no_gradient():
+    log_probs, reference = draws(3, 4, seed=0).requires_grad_(), draws(3, 4, seed=1).requires_grad_()
+    kl_loss(log_probs, reference, MASK, estimator=k3).backward()
+    assert reference.grad is None
+
+
+@garbage
+@pytest.mark.parametrize("estimator", [k1, k2, k3])
+def test_masked_slots_change_no_kl_loss(garbage, estimator):
+    inputs = [draws(3, 4, seed=0), draws(3, 4, seed=1)]
+    assert_ignores_masked(lambda *x: kl_loss(*x, MASK, estimator=estimator), inputs, MASK, garbage)
+
+
+def test_mean_entropy_is_over_counted_tokens():
+    found = mean_entropy(torch.tensor([[1.0, 3.0, 99.0]]), torch.tensor([[True, True, False]]))
+    assert found.item() == 2
+
+
+@garbage
+def test_masked_slots_change_no_entropy(garbage):
+    assert_ignores_masked(lambda x: mean_entropy(x, MASK), [draws(3, 4, seed=0)], MASK, garbage)
+
+
+@pytest.mark.parametrize("parts", [[slice(0, 1), slice(1, 3)], [slice(0, 1), slice(1, 2), slice(2, 3)]])
+def test_terms_of_micro_batches_add_up(parts):
+    def kl(x, reference, mask, *, count):
+        return kl_loss(x, reference, mask, estimator=k3, count=count), {}
+
+    def bonus(x, mask, *, count):
+        return mean_entropy(x, mask, count=count), {}
+
+    assert_adds_up(kl, [draws(3, 4, seed=0), draws(3, 4, seed=1), MASK], count=8, parts=parts)
+    assert_adds_up(bonus, [draws(3, 4, seed=0), MASK], count=8, parts=parts)

@@ -13,8 +13,8 @@ from tests.language.conftest import EOS, PAD
 PROMPTS = [[5, 9, 12], [3], [20, 21, 22, 23, 24, 25, 26], [11, 4], [30, 31, 32, 33]]
 
 
-def sampler(temperature=1.0, tokens=12, batch=64):
-    return Sampler(tokens, temperature, EOS, PAD, batch)
+def sampler(temperature=1.0, tokens=12, batch=64, top_p=1.0):
+    return Sampler(tokens, temperature, EOS, PAD, batch, top_p)
 
 
 def seeded(seed=0):
@@ -77,14 +77,14 @@ def test_the_draw_inverts_the_cumulative_distribution():
     """p = (.5, .25, .25, 0): u below .5 is token 0, up to .75 token 1, then token 2; token 3 never."""
     logits = torch.tensor([0.5, 0.25, 0.25, 0.0]).log().expand(6, 4)
     uniform = torch.tensor([0.0, 0.49, 0.51, 0.74, 0.76, 1 - 1e-12], dtype=torch.float64)
-    chosen, log_probs = _draw(logits, 1.0, uniform)
+    chosen, log_probs = _draw(logits, sampler(), uniform)
     assert chosen.tolist() == [0, 0, 1, 1, 2, 2]
     torch.testing.assert_close(log_probs, torch.tensor([0.5, 0.5, 0.25, 0.25, 0.25, 0.25]).log())
 
 
 def test_a_first_token_of_probability_zero_is_never_drawn():
     logits = torch.tensor([[-torch.inf, 0.0, 0.0]])
-    assert _draw(logits, 1.0, torch.zeros(1, dtype=torch.float64))[0].item() == 1
+    assert _draw(logits, sampler(), torch.zeros(1, dtype=torch.float64))[0].item() == 1
 
 
 def test_temperature_sharpens_as_the_formula_says(llama):
@@ -100,6 +100,28 @@ def test_temperature_sharpens_as_the_formula_says(llama):
     observed = torch.cat([counts[common], counts[~common].sum()[None]])
     wanted = torch.cat([expected[common], expected[~common].sum()[None]])
     assert ((observed - wanted) ** 2 / wanted).sum() < chi2.ppf(0.999, len(wanted) - 1)
+
+
+def test_with_top_p_the_truncated_distribution_is_sampled_and_scored(model):
+    """Every token lies in the nucleus and is scored within it: the nucleus from transformers' warpers."""
+    from transformers import TemperatureLogitsWarper, TopPLogitsWarper
+
+    found = sample(model, PROMPTS, sampler(temperature=0.8, top_p=0.6), answers=3, generator=seeded())
+    for prompt, answers in zip(PROMPTS, found, strict=True):
+        for answer in answers:
+            with torch.no_grad():
+                logits = model(torch.tensor([prompt + answer.tokens])).logits[0, len(prompt) - 1 : -1]
+            warped = TopPLogitsWarper(0.6)(None, TemperatureLogitsWarper(0.8)(None, logits))
+            expected = warped.log_softmax(-1).gather(1, torch.tensor(answer.tokens)[:, None]).squeeze(1)
+            torch.testing.assert_close(torch.tensor(answer.log_probs), expected, atol=2e-5, rtol=1e-5)
+    whole = sample(model, PROMPTS, sampler(temperature=0.8), answers=3, generator=seeded())
+    assert [[a.tokens for a in answers] for answers in whole] != [[a.tokens for a in answers] for answers in found]
+
+
+def test_a_narrow_nucleus_is_greedy(model):
+    narrow = sample(model, PROMPTS, sampler(top_p=1e-6), generator=seeded())
+    greedy = sample(model, PROMPTS, sampler(temperature=0))
+    assert [a[0].tokens for a in narrow] == [a[0].tokens for a in greedy]
 
 
 def test_an_empty_prompt_is_refused(llama):

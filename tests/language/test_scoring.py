@@ -117,6 +117,34 @@ class TestScalarModel:
         """std 1/sqrt(d+1), d = 32 hidden units: of 32 draws the sample deviation lies within a third of .174."""
         assert reward.score.weight.std().item() == pytest.approx(1 / 33**0.5, rel=0.34)
 
+    def test_a_bias_of_the_head_starts_at_0(self):
+        head = torch.nn.Linear(32, 1)
+        models.start_head(head, torch.Generator().manual_seed(1))
+        assert head.bias.tolist() == [0]
+        # 10,000 hidden units: the sample deviation lies within 3 % of 1/sqrt(10,001).
+        wide = torch.nn.Linear(10_000, 1)
+        models.start_head(wide, torch.Generator().manual_seed(1))
+        assert wide.weight.std().item() == pytest.approx(10_001**-0.5, rel=0.03)
+
+    @pytest.mark.parametrize(("fill", "size"), [(PAD, 1), (39, 3), (7, 2)])
+    def test_padding_and_company_change_no_score(self, reward, fill, size):
+        alone = torch.cat([scoring.scorer(reward, fill=PAD)([completion]) for completion in COMPLETIONS]).detach()
+        found = scoring.all_raw_scores(scoring.scorer(reward, fill=fill), COMPLETIONS, size=size)
+        torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-5)
+        order = [2, 0, 1]
+        shuffled = scoring.all_raw_scores(scoring.scorer(reward, fill=fill), [COMPLETIONS[i] for i in order], size=size)
+        torch.testing.assert_close(shuffled, alone[order], atol=1e-5, rtol=1e-5)
+
+    def test_learned_positions_are_frozen_with_the_layers(self, tmp_path):
+        from transformers import AutoModelForCausalLM, GPT2Config
+
+        config = GPT2Config(vocab_size=40, n_embd=32, n_layer=3, n_head=4, n_positions=64, pad_token_id=PAD)
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+        model = models.new_scalar_model(tmp_path, torch.Generator().manual_seed(1))
+        models.freeze_below(model, 1)
+        trained = {n for n, p in model.named_parameters() if p.requires_grad and not n.startswith("transformer.h.2.")}
+        assert trained == {"transformer.ln_f.weight", "transformer.ln_f.bias", "score.weight"}
+
     def test_only_the_last_layers_train(self, reward):
         models.freeze_below(reward, 1)
         names = {n for n, p in reward.named_parameters() if p.requires_grad}

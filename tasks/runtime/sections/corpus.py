@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.runtime.sections.section import Count, OpenFraction, Positive, Section, Whole
 
@@ -28,8 +30,10 @@ class Corpus(Section):
     """Folder whose change reruns this stage: the user's files, or the pins of the embedded downloads."""
     source: Annotated[EmbeddedSource | FileSource, Field(discriminator="kind")]
     """Where the rows come from."""
-    judge: Annotated[FittedJudge | ClassifierJudge | CallableJudge, Field(discriminator="kind")]
-    """Who gives the gold reward."""
+    judge: Annotated[
+        FittedJudge | ClassifierJudge | CallableJudge | EndpointJudge | HumanJudge, Field(discriminator="kind")
+    ]
+    """Who gives the gold reward; endpoint and human have no scale and say which of two answers is better."""
     held_out: Count
     """Prompts kept for the evaluation; no training stage sees them."""
     overlap: Annotated[int, Field(ge=2)]
@@ -54,6 +58,11 @@ class EmbeddedSource(Section):
     """Smallest difference of the two mean ratings (scale -4 to 4) in an off-policy pair."""
 
 
+Column = Literal[
+    "prompt", "answer", "messages", "chosen", "rejected", "text", "rating", "votes", "first", "second", "verdict"
+]
+
+
 class Table(Section):
     """Rows of a JSONL or parquet file (or a glob of them), or of a hub data set, with their column names."""
 
@@ -63,7 +72,7 @@ class Table(Section):
     """Whether `path` names a hub data set."""
     split: str | None
     """Split of a hub data set."""
-    columns: dict[Literal["prompt", "answer", "messages", "chosen", "rejected", "text", "rating"], str]
+    columns: dict[Column, str]
     """Our name -> the column's name in the file."""
 
 
@@ -78,7 +87,8 @@ class FileSource(Section):
     held_out: Table | None
     """prompt, or messages; null: split off the prompts by a hash of their text."""
     preferences: Table | None
-    """prompt, chosen and rejected: off-policy pairs."""
+    """prompt, chosen and rejected: off-policy pairs. Also votes, where several people compared the two: a list of
+    chosen, rejected and tie (null: did not vote), whose majority then says which answer is the chosen one."""
 
 
 class FittedJudge(Section):
@@ -107,3 +117,72 @@ class CallableJudge(Section):
     kind: Literal["callable"]
     function: Annotated[str, Field(pattern=r"^[\w./-]+:\w+$")]
     """path/to/file.py:name (below `corpus.data`), or package.module:name."""
+
+
+class EndpointJudge(Section):
+    """A language model behind an OpenAI-compatible chat endpoint that compares two answers, asked in both orders.
+
+    Replies are kept in .rlhf/verdicts by everything that decides them, so a rerun asks nothing. A win rate costs two
+    requests per held-out prompt, policy and baseline answer: see baseline.answers.
+    """
+
+    kind: Literal["endpoint"]
+    url: str
+    """Up to and with the version, such as https://host/v1; requests go to its /chat/completions."""
+    model: str
+    """The model's name at the endpoint."""
+    key_variable: str | None
+    """Name of the environment variable that holds the API key, which is never stored; null: no key is sent."""
+    template: str | None
+    """The question, with {prompt}, {first} and {second}, to be answered [[A]], [[B]] or [[C]]; null: ours."""
+    options: dict[str, bool | int | float | str]
+    """More of the request's body, such as {temperature: 0, max_tokens: 16}."""
+    requests_per_minute: Positive
+    """Requests are spaced to stay below it."""
+    parallel: Count
+    """Requests under way at once."""
+    timeout: Positive
+    """Seconds for one request."""
+    attempts: Count
+    """Tries of one request: 408, 409, 429, 5xx, timeouts and broken connections are tried again, after Retry-After."""
+
+    # What is refused here is not shown: somebody may have put the key itself there.
+    @model_validator(mode="after")
+    def _a_plain_url(self) -> EndpointJudge:
+        parts = urlsplit(self.url)
+        if parts.username or parts.password:
+            raise ValueError("url holds a user or password: give the key through key_variable")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError("url is not http(s)://host/path without query")
+        return self
+
+    @model_validator(mode="after")
+    def _the_name_of_a_variable(self) -> EndpointJudge:
+        if self.key_variable is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]*", self.key_variable):
+            raise ValueError("key_variable is not the name of an environment variable, such as OPENAI_API_KEY")
+        return self
+
+    @model_validator(mode="after")
+    def _options_of_the_user(self) -> EndpointJudge:
+        if taken := sorted(self.options.keys() & {"model", "messages", "n", "stream"}):
+            raise ValueError(f"options holds {', '.join(taken)}, which the judge sets itself")
+        return self
+
+
+class HumanJudge(Section):
+    """Verdicts of people on pairs of answers, matched by their texts in either order.
+
+    A first run without the verdicts it needs names the file to which it wrote the pairs that wait for one.
+    """
+
+    kind: Literal["human"]
+    verdicts: Table
+    """prompt, first, second and verdict (first, second or tie); several verdicts on one pair count by their mean."""
+
+    @model_validator(mode="after")
+    def _columns_of_verdicts(self) -> HumanJudge:
+        wanted = {"prompt", "first", "second", "verdict"}
+        if set(self.verdicts.columns) != wanted:
+            given = ", ".join(sorted(self.verdicts.columns)) or "nothing"
+            raise ValueError(f"verdicts.columns names {given}, expected prompt, first, second, verdict")
+        return self

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from tasks.runtime.sections.section import Count, Fraction, NotNegative, OpenFraction, Positive, Section, Whole
+from tasks.runtime.sections.advantage import Advantage, MissingEOS, Penalty
+from tasks.runtime.sections.section import Count, NotNegative, OpenFraction, Positive, Section
 from tasks.runtime.sections.shared import Optimiser
 
 
@@ -30,8 +32,17 @@ class AdaptiveKL(Section):
     """Episodes."""
 
 
+class PretrainingMix(Section):
+    """Demonstrations learned beside the reward, so that the policy forgets less (Ouyang et al. 2022, ptx)."""
+
+    coefficient: Positive
+    """Weight of their loss, the mean over their answers' tokens."""
+    batch: Count
+    """Demonstrations per step of the policy, from the corpus."""
+
+
 class PPO(Section):
-    """Proximal policy optimisation on the reward model, critic from the reward model."""
+    """Policy optimisation on the reward model: PPO, or REINFORCE, RLOO or GRPO by the kind of `advantage`."""
 
     updates: Count
     """Rollouts."""
@@ -39,42 +50,67 @@ class PPO(Section):
     """Answers per rollout."""
     optimiser: Optimiser
     """epochs are passes over one rollout, batch is the minibatch."""
-    critic_learning_rate: Positive
-    """Peak learning rate of the critic."""
-    critic_layers: Count | None
-    """Train the critic's last N layers and head; null trains everything."""
-    critic_warmup: Whole
-    """Rollouts on which only the critic learns."""
-    discount: Fraction
-    """gamma."""
-    trace: Fraction
-    """lambda of GAE."""
+    advantage: Advantage
+    """gae (PPO, with a critic), or reinforce, rloo or grpo (without)."""
     clip: OpenFraction
     """Policy ratio stays in [1-clip, 1+clip]."""
-    value_clip: Positive
-    """A value stays within this distance of the rollout's, in units of the normalised score."""
-    value_coefficient: Positive
-    """Weight of the value loss."""
+    dual_clip: Positive | None
+    """Bound on the ratio where the advantage is negative, above 1+clip (3 is usual); null: none."""
+    entropy: NotNegative
+    """Weight of the entropy bonus."""
+    pretraining: PretrainingMix | None
+    """Demonstrations mixed into the policy's loss; null: none."""
     kl: Annotated[FixedKL | AdaptiveKL, Field(discriminator="kind")]
     """The pull towards SFT: fixed or adaptive."""
+    kl_penalty: Penalty
+    """Where the KL is counted, and by which estimator."""
+    kl_limit: Positive | None
+    """A rollout whose mean KL to SFT per answer (nats) is above this ends the stage with an error; null: no limit."""
+    update_kl_limit: Positive | None
+    """Once a minibatch's approximate KL to the rollout's policy (nats per token) is above this, the policy leaves the
+    rest of that rollout out, and the critic goes on; null: no limit."""
     score_clip: Positive
     """The normalised reward-model score is clipped to [-score_clip, score_clip]."""
-    missing_eos: float
-    """Score of an answer that has no end-of-sequence token, in place of the reward model's."""
+    score_place: Literal["last", "spread"]
+    """The score stands on the last token of the answer, or in equal parts on all of them."""
+    missing_eos: MissingEOS
+    """What an answer without an end-of-sequence token scores."""
+    whiten_rewards: bool
+    """Scale the rollout's token rewards to standard deviation 1; their mean stays."""
 
     @model_validator(mode="after")
     def _consistent(self) -> PPO:
-        if self.episodes % self.optimiser.batch:
-            raise ValueError(
-                f"episodes ({self.episodes}) must be a multiple of optimiser.batch ({self.optimiser.batch})"
-            )
-        if self.critic_warmup >= self.updates:
-            raise ValueError(
-                f"critic_warmup ({self.critic_warmup}) leaves no update to the policy (updates: {self.updates})"
-            )
+        faults = [*self._sizes(), *self._without_effect()]
         if self.kl.kind == "adaptive" and self.episodes / self.kl.horizon >= 5:
-            raise ValueError(
+            faults.append(
                 f"episodes / kl.horizon is {self.episodes / self.kl.horizon:g}, expected below 5: the coefficient would"
                 " turn negative"
             )
+        if self.dual_clip is not None and self.dual_clip <= 1 + self.clip:
+            faults.append(f"dual_clip ({self.dual_clip:g}) must be above 1 + clip ({1 + self.clip:g})")
+        if faults:
+            raise ValueError("; ".join(faults))
         return self
+
+    def _sizes(self) -> Iterator[str]:
+        if self.episodes % self.optimiser.batch:
+            yield f"episodes ({self.episodes}) must be a multiple of optimiser.batch ({self.optimiser.batch})"
+        if self.episodes % self.advantage.group:
+            yield f"episodes ({self.episodes}) must be a multiple of advantage.group ({self.advantage.group})"
+        if self.advantage.kind == "gae" and self.advantage.critic.warmup >= self.updates:
+            yield (
+                f"advantage.critic.warmup ({self.advantage.critic.warmup}) leaves no update to the policy"
+                f" (updates: {self.updates})"
+            )
+        if self.advantage.kind == "reinforce" and self.advantage.baseline == "batch" and self.episodes < 2:
+            yield "advantage.baseline batch compares answers of a rollout, and episodes is 1"
+
+    def _without_effect(self) -> Iterator[str]:
+        """Settings that rloo and grpo, which see only the sum of an answer's rewards, cannot honour."""
+        if self.advantage.kind not in ("rloo", "grpo"):
+            return
+        kind = self.advantage.kind
+        if self.score_place == "spread":
+            yield f"score_place spread changes nothing with advantage {kind}, which sums an answer's rewards: use last"
+        if self.whiten_rewards:
+            yield f"whiten_rewards with advantage {kind} would pay an answer for its length: its tokens keep their mean"

@@ -11,5 +11,8 @@ class SFT(Section):
 
     demonstrations: Count
     """At most this many demonstrations."""
+    packing: bool
+    """Put short demonstrations of a batch behind one another in one row: less padding, the same loss and gradient.
+    Positions restart and attention does not cross; a model for which that cannot be done is refused."""
     optimiser: Optimiser
     """AdamW and its schedule."""

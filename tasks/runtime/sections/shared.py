@@ -14,8 +14,9 @@ class Shared(Section):
     """Seed of every random choice; each stage derives its own stream from it."""
     precision: Literal["bfloat16", "float32"]
     """Precision of the arithmetic. Weights, optimiser moments and checkpoints are float32 in either case."""
-    format: Literal["plain", "chat"]
-    """plain: the prompt as it stands, the answer continues it. chat: through the tokenizer's chat template."""
+    format: Literal["plain", "chat", "auto"]
+    """plain: the prompt as it stands, the answer continues it. chat: through the tokenizer's chat template. auto: chat
+    where the tokenizer has a template, plain otherwise."""
     prompt_tokens: Count
     """Longest prompt in tokens; a longer one is an error."""
     answer_tokens: Count
@@ -30,7 +31,7 @@ class Optimiser(Section):
     learning_rate: Positive
     """Peak learning rate."""
     batch: Count
-    """Sequences (sft), pairs (reward, dpo) or episodes (ppo) per optimiser step."""
+    """Sequences (sft), prompts (reward), pairs (dpo) or episodes (ppo) per optimiser step."""
     micro_batch: Count
     """Sequences per forward pass: bounds memory, changes no result."""
     epochs: Count
