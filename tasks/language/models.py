@@ -95,10 +95,8 @@ def _inputs(batch: Batch) -> dict[str, Any]:
     return {"input_ids": batch.tokens, "use_cache": False, **packed}
 
 
-def freeze_below(model: PreTrainedModel, trainable_layers: int | None) -> None:
-    """Train the last N layers, the final norm and the head only; None trains everything."""
-    if trainable_layers is None:
-        return
+def freeze_below(model: PreTrainedModel, trainable_layers: int) -> None:
+    """Train the last N layers, the final norm and the head only."""
     layers = stack(model)
     if trainable_layers > len(layers):
         raise UserError(f"{trainable_layers} trainable layers asked for, the model has {len(layers)}")
