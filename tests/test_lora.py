@@ -81,7 +81,8 @@ def test_a_reward_model_with_adapters_scores_the_same_after_loading(runs, params
     rows = records.read_jsonl(runs / "samples/samples.jsonl", "prompt_tokens", "answers")
     answers = [Completion(row["prompt_tokens"], a["tokens"]) for row in rows for a in row["answers"]]
     model = models.load_scalar_model(tmp_path / "reward")
-    scores = scoring.all_scores(model, answers[:256], fill=model.config.pad_token_id, size=32)
+    fill = text.load_tokenizer(tmp_path / "reward").pad_token_id
+    scores = scoring.all_scores(model, answers[:256], fill=fill, size=32)
     # They were normalised before they were saved.
     assert float(scores.mean()) == pytest.approx(0, abs=1e-4)
     assert float(scores.std()) == pytest.approx(1, abs=1e-4)

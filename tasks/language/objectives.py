@@ -125,4 +125,4 @@ def _head_critic(
 
 
 CRITICS: Mapping[str, Callable[..., Any]] = {"reward": _reward_critic, "sft": _sft_critic, "head": _head_critic}
-"""(policy, generator, sft=, reward=, and the row's own settings) -> the value model, and the part of it that it trains."""
+"""(policy, generator, sft=, reward=, and the row's own settings) -> the value model, and the part that it trains."""
