@@ -19,6 +19,7 @@ from tasks.language.drift import sampled_log_ratios
 from tasks.language.generation import Sampler
 from tasks.language.optimisation import MasterWeights, fit
 from tasks.language.reference import reference_log_probs
+from tasks.language.trainable import TRAINABLE
 from tasks.runtime import config, record, records, work
 
 CACHE = Path(".rlhf/cache/reference")
@@ -33,6 +34,8 @@ def run(shared: config.Shared, cfg: config.DPO, *, sft: Path, preferences: Path,
     training = _training(rows, cfg)
     size = cfg.optimiser.micro_batch
     model = models.load_policy(sft)
+    generator = torch.Generator().manual_seed(shared.seed)
+    TRAINABLE[cfg.trainable.kind](model, generator, **cfg.trainable.settings)
     master = MasterWeights(model, cfg.optimiser, precision=models.PRECISIONS[shared.precision])
     scored = {"temperature": shared.temperature, "fill": tokenizer.pad_token_id, "size": size}
 
@@ -74,11 +77,11 @@ def run(shared: config.Shared, cfg: config.DPO, *, sft: Path, preferences: Path,
         losses,
         cfg.optimiser,
         rows=len(training),
-        generator=torch.Generator().manual_seed(shared.seed),
+        generator=generator,
         report=report,
         checkpoints=work.checkpoints(),
     )[-1]
-    models.save(model, tokenizer, out, master.weights())
+    models.save(model, tokenizer, out, master.weights(), merge=cfg.trainable.merge)
     drift = _kl(model, sft, rows, tokenizer, shared, cfg)
     return {"pairs": len(training), "last_step": {name: last[name] for name in _KEPT}, "kl": drift}
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tasks.algorithms.kl import KLCoefficient
 from tasks.algorithms.rewards import Penalty
 from tasks.errors import UserError
-from tasks.language import models, objectives, policy, pretraining, text
+from tasks.language import adapters, models, objectives, policy, pretraining, text
 from tasks.language.batches import Completion, epoch_order
 from tasks.language.critic import Critic, NoCritic
 from tasks.language.generation import Sampler
@@ -21,6 +21,7 @@ from tasks.language.optimisation import Guard, MasterWeights
 from tasks.language.policy_optimisation import Figures, Objective, Trainer
 from tasks.language.progress import read_state, write_state
 from tasks.language.rollout import Actors, Rollout, collect
+from tasks.language.trainable import TRAINABLE
 from tasks.runtime import config, record, records, work
 
 _KEPT = ("reward/score", "kl/sum", "kl/coefficient", "ppo/entropy", "ppo/length", "ppo/finished")
@@ -54,7 +55,7 @@ def run(shared: config.Shared, cfg: config.PPO, *, sft: Path, reward: Path, corp
         record.log(update + 1, cfg.updates, history[-1])
         if update + 1 < cfg.updates and checkpoints.due(trainer.size):
             checkpoints.save(update + 1, partial(_save, trainer, {"order": order, "history": history}))
-    models.save(actors.policy, tokenizer, out, trainer.policy.trained.weights())
+    models.save(actors.policy, tokenizer, out, trainer.policy.trained.weights(), merge=cfg.trainable.merge)
     _show(tokenizer, rollout)
     return {
         "updates": cfg.updates,
@@ -76,7 +77,10 @@ def _trainer(
     corpus: Path,
 ) -> tuple[Trainer, Actors]:
     """The models, and the functions that the kinds of `cfg` stand for. Policy and reference start as SFT."""
-    model, reference, judge = models.load_policy(sft), models.load_policy(sft), models.load_scalar_model(reward)
+    model, judge = models.load_policy(sft), models.load_scalar_model(reward)
+    TRAINABLE[cfg.trainable.kind](model, generator, **cfg.trainable.settings)
+    # Without its adapters the policy is SFT.
+    reference = model if adapters.settings_of(model) else models.load_policy(sft)
     precision = models.PRECISIONS[shared.precision]
     penalty, penalties = objectives.PENALTIES[cfg.kl_penalty.kind](cfg.kl_penalty.estimator)
     terms = [policy.surrogate(clip=cfg.clip, dual_clip=cfg.dual_clip), *penalties]
@@ -93,7 +97,7 @@ def _trainer(
         temperature=shared.temperature,
         fill=tokenizer.pad_token_id,
     )
-    critic = _critic(shared, cfg, learner, tokenizer.pad_token_id, sft=sft, reward=reward)
+    critic = _critic(shared, cfg, learner, tokenizer.pad_token_id, generator, sft=sft, reward=reward)
     for frozen in (reference, judge):
         models.cast_parameters(frozen, precision)
     adaptive = cfg.kl.kind == "adaptive"
@@ -128,12 +132,19 @@ def _objective(cfg: config.PPO, penalty: Penalty) -> Objective:
 
 
 def _critic(
-    shared: config.Shared, cfg: config.PPO, learner: policy.Policy, fill: int, *, sft: Path, reward: Path
+    shared: config.Shared,
+    cfg: config.PPO,
+    learner: policy.Policy,
+    fill: int,
+    generator: torch.Generator,
+    *,
+    sft: Path,
+    reward: Path,
 ) -> Critic | NoCritic:
     if cfg.advantage.kind != "gae":
         return NoCritic()
     row = cfg.advantage.critic
-    model, trained = objectives.CRITICS[row.kind](learner.model, sft=sft, reward=reward, **_settings(row))
+    model, trained = objectives.CRITICS[row.kind](learner.model, generator, sft=sft, reward=reward, **_settings(row))
     return Critic(
         model,
         MasterWeights(trained, cfg.optimiser, precision=models.PRECISIONS[shared.precision]),

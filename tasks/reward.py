@@ -17,6 +17,7 @@ from tasks.language.batches import Completion
 from tasks.language.groups import Group, Ranking, Table
 from tasks.language.measurement import BINS, measured
 from tasks.language.optimisation import MasterWeights, fit
+from tasks.language.trainable import TRAINABLE
 from tasks.runtime import config, record, records, work
 
 _REFERENCE_ANSWERS = 256
@@ -35,7 +36,7 @@ def run(
     training = _training(cfg, rows, preferences)
     generator = torch.Generator().manual_seed(shared.seed)
     model = models.new_scalar_model(sft, generator)
-    models.freeze_below(model, cfg.trainable_layers)
+    TRAINABLE[cfg.trainable.kind](model, generator, **cfg.trainable.settings)
     master = MasterWeights(model, cfg.optimiser, precision=models.PRECISIONS[shared.precision])
     fill, size = tokenizer.pad_token_id, cfg.optimiser.micro_batch
     score = scoring.scorer(model, fill=fill)
@@ -69,7 +70,7 @@ def run(
     if not reference.std() > 0:
         raise UserError(f"the reward model scores all {len(reference)} reference answers alike: it learned nothing")
     model.config.reward_mean, model.config.reward_std = float(reference.mean()), float(reference.std())
-    models.save(model, tokenizer, out, master.weights())
+    models.save(model, tokenizer, out, master.weights(), merge=cfg.trainable.merge)
     return {
         "pairs": {o: sum(r.origin == o for g in training for r in g.rankings) for o in cfg.origins},
         "prompts": len(training),

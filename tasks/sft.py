@@ -18,6 +18,7 @@ from tasks.language.batches import Batch, Completion, by_length, pack, packs, pa
 from tasks.language.optimisation import MasterWeights, fit
 from tasks.language.packing import require_separable
 from tasks.language.scoring import answer_log_probs
+from tasks.language.trainable import TRAINABLE
 from tasks.runtime import config, record, records, work
 
 
@@ -37,6 +38,8 @@ def run(shared: config.Shared, cfg: config.SFT, *, base: Path, corpus: Path, out
     model = models.load_policy(base)
     if cfg.packing:
         require_separable(model, max(map(len, completions)))
+    generator = torch.Generator().manual_seed(shared.seed)
+    TRAINABLE[cfg.trainable.kind](model, generator, **cfg.trainable.settings)
     master = MasterWeights(model, cfg.optimiser, precision=models.PRECISIONS[shared.precision])
 
     def losses(indices: list[int]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
@@ -55,11 +58,11 @@ def run(shared: config.Shared, cfg: config.SFT, *, base: Path, corpus: Path, out
         losses,
         cfg.optimiser,
         rows=len(completions),
-        generator=torch.Generator().manual_seed(shared.seed),
+        generator=generator,
         report=report,
         checkpoints=work.checkpoints(),
     )
-    models.save(model, tokenizer, out, master.weights())
+    models.save(model, tokenizer, out, master.weights(), merge=cfg.trainable.merge)
     losses_seen = [figures["loss"] for figures in history if math.isfinite(figures["loss"])]
     cut = sum(c.answer[-1] != tokenizer.eos_token_id for c in completions)
     return {

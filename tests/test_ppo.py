@@ -41,7 +41,11 @@ def run(runs, shared, cfg, out, listener=None):
 # Together they use every kind and every option once; none of them is the default.
 VARIANTS = {
     "gae, critic from sft": {
-        "advantage": {**GAE, "whiten": False, "critic": {**CRITIC, "kind": "sft", "layers": None, "clip": None}},
+        "advantage": {
+            **GAE,
+            "whiten": False,
+            "critic": {**CRITIC, "kind": "sft", "trainable": {"kind": "all"}, "clip": None},
+        },
         "missing_eos": {"kind": "subtract", "value": 1.0},
         "whiten_rewards": True,
     },

@@ -254,10 +254,12 @@ def test_rankings_of_two_are_pairs(made, params, tmp_path):
         torch.testing.assert_close(states[1][name], value, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("layers", [1, None])
-def test_the_model_learns_the_rankings_it_is_given(made, params, tmp_path, layers):
+@pytest.mark.parametrize("trainable", [{"kind": "layers", "count": 1}, {"kind": "all"}])
+def test_the_model_learns_the_rankings_it_is_given(made, params, tmp_path, trainable):
     optimiser = {"epochs": 20, "learning_rate": 3e-3}
-    cfg = section(params, loss=LISTWISE, trainable_layers=layers, reuse_activations=bool(layers), optimiser=optimiser)
+    cfg = section(
+        params, loss=LISTWISE, trainable=trainable, reuse_activations=trainable["kind"] == "layers", optimiser=optimiser
+    )
     _, history = trained(made, params, tmp_path / "out", cfg)
     assert history[-1]["train/loss"] < 0.7 * history[0]["train/loss"]
     assert history[-1]["train/accuracy"] > 0.75
@@ -323,7 +325,7 @@ def test_mistakes_end_with_what_to_do(made, params, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"trainable_layers": None, "reuse_activations": True}, "no layer is frozen"),
+        ({"trainable": {"kind": "all"}, "reuse_activations": True}, "no layer is frozen"),
         ({"loss": LISTWISE, "origins": ["ratings"]}, "only sampled answers are ranked"),
         ({"loss": pairwise({"kind": "scaled", "scale": 1.0}, 0.1)}, "expected only one of them"),
         ({"loss": pairwise(label_smoothing=0.5)}, "less than 0.5"),

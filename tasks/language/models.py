@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from tasks.errors import UserError
+from tasks.language import adapters
 from tasks.language.batches import Batch
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -94,10 +95,8 @@ def _inputs(batch: Batch) -> dict[str, Any]:
     return {"input_ids": batch.tokens, "use_cache": False, **packed}
 
 
-def freeze_below(model: PreTrainedModel, trainable_layers: int | None) -> None:
-    """Train the last N layers, the final norm and the head only; None trains everything."""
-    if trainable_layers is None:
-        return
+def freeze_below(model: PreTrainedModel, trainable_layers: int) -> None:
+    """Train the last N layers, the final norm and the head only."""
     layers = stack(model)
     if trainable_layers > len(layers):
         raise UserError(f"{trainable_layers} trainable layers asked for, the model has {len(layers)}")
@@ -119,9 +118,16 @@ def cast_parameters(model: PreTrainedModel, precision: torch.dtype) -> list[nn.P
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def save(model: PreTrainedModel, tokenizer: Any, out: Path, weights: dict[str, Tensor] | None = None) -> None:
-    """Write a Hugging Face folder with float32 safetensors. `weights` replaces the model's own (see MasterWeights)."""
+def save(
+    model: PreTrainedModel, tokenizer: Any, out: Path, weights: dict[str, Tensor] | None = None, *, merge: bool = True
+) -> None:
+    """Write a Hugging Face folder with float32 safetensors. `weights` replaces the model's own (see MasterWeights).
+
+    merge: adapters join the weights; else they stand in `adapter/` beside the plain model.
+    """
     state = weights if weights is not None else {k: v.float() for k, v in model.state_dict().items()}
+    if settings := adapters.settings_of(model):
+        state = adapters.merged(state, settings) if merge else adapters.save(state, settings, out)
     model.config.dtype = torch.float32
     model.save_pretrained(out, state_dict=state)
     tokenizer.save_pretrained(out)
@@ -134,6 +140,7 @@ def _load(kind: Any, folder: Path, **options: Any) -> PreTrainedModel:
         )
     except (OSError, ValueError) as error:
         raise UserError(f"{folder} holds no model that can be loaded: {error}") from error
+    adapters.merge_into(model, folder)
     # eval() for good: dropout in any of the four models breaks ratio 1 (facts: it is off, always).
     return model.to(device()).eval()
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -19,6 +20,7 @@ from tasks.algorithms.masking import keep, whiten
 from tasks.language import critic, models
 from tasks.language.policy import Term, kl_to_reference
 from tasks.language.rollout import Rollout
+from tasks.language.trainable import TRAINABLE
 
 Advantages = Callable[[Tensor, Rollout], tuple[Tensor, Tensor]]
 
@@ -95,23 +97,32 @@ PENALTIES: Mapping[str, Callable[[str], tuple[rewards.Penalty, list[Term]]]] = {
 """Estimator -> what is taken off the rewards, and the terms that join the policy's loss."""
 
 
-def _own(model: PreTrainedModel, layers: int | None) -> tuple[PreTrainedModel, Any]:
-    models.freeze_below(model, layers)
+def _own(
+    model: PreTrainedModel, generator: torch.Generator, trainable: Mapping[str, Any]
+) -> tuple[PreTrainedModel, Any]:
+    settings = {name: value for name, value in trainable.items() if name not in ("kind", "merge")}
+    TRAINABLE[trainable["kind"]](model, generator, **settings)
     return model, model
 
 
-def _reward_critic(policy: PreTrainedModel, *, sft: Path, reward: Path, layers: int | None) -> Any:
-    return _own(critic.from_reward_model(reward), layers)
+def _reward_critic(
+    policy: PreTrainedModel, generator: torch.Generator, *, sft: Path, reward: Path, trainable: Mapping[str, Any]
+) -> Any:
+    return _own(critic.from_reward_model(reward), generator, trainable)
 
 
-def _sft_critic(policy: PreTrainedModel, *, sft: Path, reward: Path, layers: int | None) -> Any:
-    return _own(critic.from_policy(sft), layers)
+def _sft_critic(
+    policy: PreTrainedModel, generator: torch.Generator, *, sft: Path, reward: Path, trainable: Mapping[str, Any]
+) -> Any:
+    return _own(critic.from_policy(sft), generator, trainable)
 
 
-def _head_critic(policy: PreTrainedModel, *, sft: Path, reward: Path, trains_trunk: bool) -> Any:
+def _head_critic(
+    policy: PreTrainedModel, generator: torch.Generator, *, sft: Path, reward: Path, trains_trunk: bool
+) -> Any:
     model = critic.on_trunk(policy, sft, trains_trunk=trains_trunk)
     return model, models.scalar_head(model)
 
 
 CRITICS: Mapping[str, Callable[..., Any]] = {"reward": _reward_critic, "sft": _sft_critic, "head": _head_critic}
-"""(policy, sft=, reward=, and the row's own settings) -> the value model, and the part of it that it trains."""
+"""(policy, generator, sft=, reward=, and the row's own settings) -> the value model, and the part that it trains."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from tasks.language import scoring
+from tasks.language import adapters, scoring
 from tasks.language.batches import Completion, by_length
 from tasks.language.generation import Sampler, sample
 
@@ -26,6 +26,7 @@ class Actors:
     values: Callable[[list[Completion]], list[Tensor]]
     """The critic: a value before each answer token."""
     reference: PreTrainedModel
+    """May be the policy, where that is SFT with adapters: it is asked without them."""
     reward: PreTrainedModel
 
 
@@ -69,7 +70,8 @@ def collect(
     completions = [Completion(list(prompts[i // group]), a.tokens) for i, a in enumerate(answers)]
     options = {"fill": sampler.pad, "size": size}
     policy = scoring.all_log_probs_and_entropies(actors.policy, completions, temperature=sampler.temperature, **options)
-    reference = scoring.all_log_probs(actors.reference, completions, temperature=sampler.temperature, **options)
+    with adapters.disabled(actors.reference):
+        reference = scoring.all_log_probs(actors.reference, completions, temperature=sampler.temperature, **options)
     return Rollout(
         completions=completions,
         mask=_padded([torch.ones(len(c.answer), dtype=torch.bool) for c in completions]),

@@ -74,6 +74,9 @@ from tasks.runtime.sections.reward import Reward as Reward
 from tasks.runtime.sections.reward import ScaledMargin as ScaledMargin
 from tasks.runtime.sections.section import Section as Section
 from tasks.runtime.sections.sft import SFT as SFT
+from tasks.runtime.sections.shared import Everything as Everything
+from tasks.runtime.sections.shared import LastLayers as LastLayers
+from tasks.runtime.sections.shared import LowRank as LowRank
 from tasks.runtime.sections.shared import Optimiser as Optimiser
 from tasks.runtime.sections.shared import Shared as Shared
 

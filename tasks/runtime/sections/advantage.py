@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from tasks.runtime.sections.section import Count, Fraction, Positive, Section, Whole
+from tasks.runtime.sections.shared import Trainable
 
 
 class _Critic(Section):
@@ -24,16 +25,16 @@ class RewardCritic(_Critic):
     """A value model of its own that starts as the reward model, its head at 0 (Ziegler et al. 2019)."""
 
     kind: Literal["reward"]
-    layers: Count | None
-    """Train the last N layers and the head; null trains everything."""
+    trainable: Trainable
+    """Which weights learn; the head always does."""
 
 
 class SFTCritic(_Critic):
     """A value model of its own that starts as the SFT policy's trunk, its head at 0."""
 
     kind: Literal["sft"]
-    layers: Count | None
-    """Train the last N layers and the head; null trains everything."""
+    trainable: Trainable
+    """Which weights learn; the head always does."""
 
 
 class HeadCritic(_Critic):

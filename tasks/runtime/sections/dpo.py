@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from tasks.runtime.sections.preferences import Origin
 from tasks.runtime.sections.section import NotNegative, Positive, Section
-from tasks.runtime.sections.shared import Optimiser
+from tasks.runtime.sections.shared import Optimiser, Trainable
 
 
 class DirectLoss(Section):
@@ -133,6 +133,8 @@ class DPO(Section):
     """Weight of an SFT term on the chosen answers (mean over their tokens), added to the loss. 0: none; ORPO: 1."""
     origins: Annotated[list[Origin], Field(min_length=1)]
     """Which pairs it learns from."""
+    trainable: Trainable
+    """Which weights learn."""
     optimiser: Optimiser
     """AdamW and its schedule."""
     drift_warning: Positive

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from tasks.runtime.sections.advantage import Advantage, MissingEOS, Penalty
 from tasks.runtime.sections.section import Count, NotNegative, OpenFraction, Positive, Section
-from tasks.runtime.sections.shared import Optimiser
+from tasks.runtime.sections.shared import Optimiser, Trainable
 
 
 class FixedKL(Section):
@@ -48,6 +48,8 @@ class PPO(Section):
     """Rollouts."""
     episodes: Count
     """Answers per rollout."""
+    trainable: Trainable
+    """Which weights learn."""
     optimiser: Optimiser
     """epochs are passes over one rollout, batch is the minibatch."""
     advantage: Advantage

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from tasks.runtime.sections.preferences import Origin
-from tasks.runtime.sections.section import Count, NotNegative, Positive, Section
-from tasks.runtime.sections.shared import Optimiser
+from tasks.runtime.sections.section import NotNegative, Positive, Section
+from tasks.runtime.sections.shared import Optimiser, Trainable
 
 
 class NoMargin(Section):
@@ -80,8 +80,8 @@ class Reward(Section):
     """From pairs, or from whole rankings."""
     centre: NotNegative
     """Weight of the penalty on the squared mean score of a pair (a ranking), which keeps raw scores near 0; 0: none."""
-    trainable_layers: Count | None
-    """Train the last N layers and the head; null trains everything."""
+    trainable: Trainable
+    """Which weights learn; the head always does."""
     reuse_activations: bool
     """Keep what the frozen layers give for each answer (answer tokens x hidden size numbers, in memory) over all epochs
     and for the measurements; saves time from the second epoch on."""
@@ -90,8 +90,8 @@ class Reward(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Reward:
-        if self.reuse_activations and self.trainable_layers is None:
-            raise ValueError("reuse_activations is true, but trainable_layers is null: no layer is frozen")
+        if self.reuse_activations and self.trainable.kind != "layers":
+            raise ValueError(f"reuse_activations is true, but trainable is {self.trainable.kind}: no layer is frozen")
         if self.loss.kind == "listwise" and "sampled" not in self.origins:
             raise ValueError(
                 f"loss is listwise, but origins are {', '.join(self.origins)}: only sampled answers are ranked, the"

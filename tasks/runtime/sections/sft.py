@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks.runtime.sections.section import Count, Section
-from tasks.runtime.sections.shared import Optimiser
+from tasks.runtime.sections.shared import Optimiser, Trainable
 
 
 class SFT(Section):
@@ -14,5 +14,7 @@ class SFT(Section):
     packing: bool
     """Put short demonstrations of a batch behind one another in one row: less padding, the same loss and gradient.
     Positions restart and attention does not cross; a model for which that cannot be done is refused."""
+    trainable: Trainable
+    """Which weights learn."""
     optimiser: Optimiser
     """AdamW and its schedule."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from tasks.runtime.sections.section import Count, Fraction, NotNegative, Positive, Section, Whole
 
@@ -44,3 +46,49 @@ class Optimiser(Section):
     """Gradients are scaled down to this global norm."""
     max_skipped: Count
     """Updates in a row that may be skipped because loss or gradient is not finite; at this many the stage stops."""
+
+
+class _Trainable(Section):
+    merge: ClassVar[bool] = True
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keyword arguments of the kind's function (tasks/language/trainable.py)."""
+        return self.model_dump(exclude={"kind", "merge"})
+
+
+class Everything(_Trainable):
+    """Every weight is trained."""
+
+    kind: Literal["all"]
+
+
+class LastLayers(_Trainable):
+    """The last layers, the final norm and the head are trained, the rest stays."""
+
+    kind: Literal["layers"]
+    count: Count
+    """How many layers."""
+
+
+class LowRank(Section):
+    """Low-rank adapters beside every linear map of the layers (LoRA, Hu et al. 2021), and the head of a reward model.
+
+    The reference of ppo is then the same model without its adapters: one model less in memory.
+    """
+
+    kind: Literal["lora"]
+    rank: Count
+    """Of the two matrices whose product is added to a map's weights."""
+    alpha: Positive
+    """The product is scaled by alpha / rank."""
+    merge: bool
+    """true: the artefact holds the changed weights. false: the unchanged ones, and the adapters in `adapter/`."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keyword arguments of the kind's function (tasks/language/trainable.py)."""
+        return {"rank": self.rank, "alpha": self.alpha}
+
+
+Trainable = Annotated[Everything | LastLayers | LowRank, Field(discriminator="kind")]
