@@ -38,8 +38,8 @@ _STRATEGIES: dict[str, Callable[[Sequence[float], Any, np.random.Generator], Pai
 def run(shared: config.Shared, cfg: config.Preferences, *, samples: Path, corpus: Path, base: Path, out: Path) -> _Row:
     """Write `pairs.jsonl`; every pair says where it comes from (`origin`) and in which split it is.
 
-    `margin` is the difference of the judge's scores (origin sampled) or of the mean ratings (ratings), chosen less
-    rejected: negative where a majority overruled it. `votes` are 1 for chosen, -1 for rejected, 0 for neither.
+    `margin` is the difference of the judge's scores (origin sampled) or of the mean ratings (ratings), 0 where a
+    majority overruled it. `votes` are 1 for chosen, -1 for rejected, 0 for neither.
     And `ranked.jsonl`: a prompt a line, with the judge's score of each of its sampled answers.
     """
     tally = Tally()

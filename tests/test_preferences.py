@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from pathlib import Path
 from typing import Any, get_args
@@ -223,7 +222,7 @@ def test_a_panel_that_guesses_agrees_by_chance_and_is_warned_of(stage: Stage) ->
     assert len(stage.pairs) == 400 - ties
     for pair in stage.pairs:
         assert sum(pair["votes"]) > 0
-        assert math.copysign(1, pair["margin"]) == (1 if pair["chosen"] == " d 9" else -1)
+        assert pair["margin"] == (13.0 if pair["chosen"] == " d 9" else 0.0)
         assert pair["chosen_tokens"] == list(pair["chosen"].encode())
     assert sum(p["chosen"] == " a -4" for p in stage.pairs) == figures["turned"]
     (warning,) = [note for note in stage.notes if "agree little" in note]
@@ -276,7 +275,7 @@ def test_the_votes_of_a_file_decide(stage: Stage) -> None:
     found = {p["id"]: p for p in stage.pairs if p["origin"] == "file"}
     assert (found["p0"]["chosen"], found["p0"]["votes"]) == ("good", [1, 1, -1])
     assert (found["p1"]["chosen"], found["p1"]["rejected"]) == ("bad", "good")
-    assert (found["p1"]["votes"], found["p1"]["margin"]) == ([1, 1, 0], -2.0)
+    assert (found["p1"]["votes"], found["p1"]["margin"]) == ([1, 1, 0], 0.0)
     assert found["p1"]["chosen_tokens"] == found["p0"]["rejected_tokens"]
     assert "p2" not in found
     assert metrics["dropped"] == {"file pairs: the votes tie": 1}
@@ -335,6 +334,10 @@ def test_nothing_left_is_an_error(stage: Stage) -> None:
                 "corpus": {"judge": {"kind": "callable", "function": "judge.py:score"}},
             },
             "preferences.annotators is a panel",
+        ),
+        (
+            {"preferences": {"annotators": {"kind": "panel", "size": 3}}, "reward": {"loss": {"kind": "listwise"}}},
+            "annotators is a panel, which labels pairs, but reward.loss is listwise",
         ),
         ({"preferences": {"annotators": {"kind": "panel", "size": 1}}}, "annotators.panel.size: .* 2"),
         ({"samples": {"answers": 1}}, "samples.answers: .* 2"),

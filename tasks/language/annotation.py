@@ -85,5 +85,5 @@ def labelled(pair: Row, near_duplicate: float, tally: Tally) -> list[Row]:
     tally.turned[origin] += 1
     swap = {"chosen": "rejected", "rejected": "chosen"}
     sides = {a + part: pair[b + part] for a, b in swap.items() for part in ("", "_tokens")}
-    margin = None if pair["margin"] is None else -pair["margin"]
+    margin = None if pair["margin"] is None else 0.0  # a margin loss must not ask for the overruled order
     return [pair | sides | {"margin": margin, "votes": [-vote for vote in votes]}]

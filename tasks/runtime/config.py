@@ -137,6 +137,15 @@ class Params(Section):
         return self
 
     @model_validator(mode="after")
+    def _pairs_for_a_panel(self) -> Params:
+        if self.preferences.annotators.kind == "panel" and self.reward.loss.kind == "listwise":
+            raise ValueError(
+                "preferences.annotators is a panel, which labels pairs, but reward.loss is listwise, which learns from"
+                " the judge's own ranking: expected pairwise"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _ratings_for_a_panel(self) -> Params:
         source, judge = self.corpus.source, self.corpus.judge
         rated = source.kind == "embedded" and judge.kind == "fitted" and judge.rated is None
