@@ -125,7 +125,8 @@ def hand_made() -> Rollout:
     )
 
 
-def test_the_figures_of_an_update_by_hand():
+def hand_trainer(policy, epochs: int = 1) -> Trainer:
+    """Minibatches of one answer; the policy is a stand-in."""
     objective = Objective(
         score=lambda scores, finished: replace_missing_eos(scores, finished, value=-1.0),
         place=place_score,
@@ -133,16 +134,32 @@ def test_the_figures_of_an_update_by_hand():
         scale=lambda rewards, mask: 2 * rewards,
         advantages=lambda rewards, rollout: (rewards, rewards),
     )
-    still = SimpleNamespace(rest=lambda: None, step=lambda *_, **__: ({"loss": 0.5}, True))
-    trainer = Trainer(
-        still,
+    return Trainer(
+        policy,
         NoCritic(),
         objective,
         KLCoefficient(0.5, target=0.5, horizon=8),
         updates=1,
-        passes=SimpleNamespace(batch=1, micro_batch=1, epochs=1, warmup=0.0),
+        passes=SimpleNamespace(batch=1, micro_batch=1, epochs=epochs, warmup=0.0),
         generator=torch.Generator().manual_seed(0),
     )
+
+
+def test_a_policy_that_moved_too_far_is_not_asked_again_in_this_update():
+    """Of six minibatches it takes the first, leaves the second out, and rests in the other four."""
+    asked: list[str] = []
+    taken = iter([True, False, True, True, True, True])
+
+    def step(*_, **__):
+        asked.append("step")
+        return {"loss": 0.5}, next(taken)
+
+    hand_trainer(SimpleNamespace(step=step, rest=lambda: asked.append("rest")), epochs=3).update(0, hand_made())
+    assert asked == ["step", "step", "rest", "rest", "rest", "rest"]
+
+
+def test_the_figures_of_an_update_by_hand():
+    trainer = hand_trainer(SimpleNamespace(rest=lambda: None, step=lambda *_, **__: ({"loss": 0.5}, True)))
     figures = trainer.update(0, hand_made())
     # KL per answer (.8 - .1) / 2; rewards 2 - .5 * .8 and -1 + .5 * .1
     expected = {

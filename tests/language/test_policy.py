@@ -132,6 +132,19 @@ def test_the_bonus_is_the_entropy_at_the_temperature_that_sampled(llama, rollout
     assert float(rollout.entropies[rollout.mask].mean()) == pytest.approx(expected, rel=1e-5)
 
 
+def test_the_kl_term_is_the_coefficient_times_the_token_mean(llama, rollout):
+    ratios = [
+        float(p - q) for p, q in zip(rollout.log_probs[rollout.mask], rollout.reference[rollout.mask], strict=True)
+    ]
+    expected = sum(x * x / 2 for x in ratios) / len(ratios)
+    batch = minibatch(rollout, list(range(8)), size=3)
+    trained = learner(llama, [clipped(), policy.kl_to_reference(estimator=k2)])
+    zero = torch.zeros(rollout.mask.shape)
+    figures, _ = trained.step(rollout, zero, batch, scale=0.0, kl_coefficient=0.25)
+    assert figures["kl_loss"] == pytest.approx(expected, rel=1e-4)
+    assert figures["loss"] == pytest.approx(0.25 * expected, rel=1e-4)
+
+
 def test_the_bonus_raises_entropy_and_the_kl_term_lowers_the_kl(llama, rollout):
     batch = minibatch(rollout, list(range(8)), size=8)
     zero = torch.zeros(rollout.mask.shape)
@@ -156,6 +169,8 @@ def test_beyond_the_kl_limit_no_step_is_taken(llama, rollout):
     assert "policy_steps" not in figures
     assert (moved(llama, before) == 0).all()
     assert all(p.grad is None for p in llama.parameters())
+    far = learner(copy.deepcopy(llama), [clipped()], limit=2 * figures["approx_kl"])
+    assert far.step(rollout, advantages, batch, scale=1.0, kl_coefficient=0.0)[1]
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_counted(llama, rollout):
