@@ -15,9 +15,21 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import psutil
+
 from tests.conftest import environment
 
 HOST = "127.0.0.1"
+
+
+def companions(project: Path) -> list[psutil.Process]:
+    """The processes that deliver for the stages of this folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if "tasks.runtime.companion" in process.cmdline() and Path(process.cwd()) == project.resolve():
+                found.append(process)
+    return found
 
 
 class MlflowServer:

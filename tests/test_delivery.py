@@ -22,7 +22,7 @@ from tasks.runtime import spooled
 from tasks.runtime.state import State
 from tests import stubs
 from tests.conftest import change_params, environment, run_in
-from tests.servers import MlflowServer, Relay
+from tests.servers import MlflowServer, Relay, companions
 from tests.test_runner import gone, wait_for
 
 STEPS = 30
@@ -105,15 +105,6 @@ class Stage:
     def kill(self) -> None:
         self.process.kill()
         self.process.communicate()
-
-
-def companions(project: Path) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if "tasks.runtime.companion" in process.cmdline() and Path(process.cwd()) == project.resolve():
-                found.append(process)
-    return found
 
 
 def runs(store: str, experiment: str = "rlhf") -> list[mlflow.entities.Run]:

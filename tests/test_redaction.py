@@ -64,7 +64,7 @@ def test_headers(planted):
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        (".dvc/config.local", "['remote \"store\"']\n    secret_access_key = kept-there-1\n"),
+        (".dvc/config.local", "['remote \"store\"']\n    url = s3://b\n    secret_access_key = kept-there-1\n"),
         (".dvc/config", "['remote \"store\"']\n    url = webdavs://ann:kept-there-1@host/x\n"),
         (".aws/credentials", "[default]\naws_access_key_id = x\naws_secret_access_key = kept-there-1\n"),
         (".mlflow/credentials", "[mlflow]\nmlflow_tracking_password = kept-there-1\n"),

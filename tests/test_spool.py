@@ -221,6 +221,20 @@ def test_points_can_be_read_while_they_are_written(tmp_path):
             assert found == list(range(1, step + 1))
 
 
+def test_a_line_that_is_only_half_there_is_read_when_it_is_whole(tmp_path):
+    folder = tmp_path / "a"
+    written = spool.Spool(folder)
+    written.log(1, {"train/loss": 1.0})
+    source = spooled.Points(folder, 0)
+    (part,) = spooled.parts(folder)
+    whole = part.read_bytes()
+    for cut in (len(whole) - 1, len(whole) - 20):
+        part.write_bytes(whole[:cut])
+        assert source.read() == []
+    part.write_bytes(whole)
+    assert [line["step"] for line in source.read()] == [1]
+
+
 def test_the_place_of_a_run(tmp_path):
     def begin(folder: Path) -> spool.Spool:
         written = spool.Spool(folder)

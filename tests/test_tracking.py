@@ -18,6 +18,7 @@ import pytest
 from tasks.runtime import fingerprint, record, reporter, stage
 from tests import stubs
 from tests.conftest import environment, run_in
+from tests.servers import companions
 from tests.test_runner import wait_for
 
 
@@ -136,6 +137,8 @@ def test_tables_are_artefacts(recorded, tiny):
 def test_a_stage_that_fails_leaves_no_run_open(stubbed, body, status):
     stubs.replace(stubbed, "base", f"import os\nPID = os.getpid()\ndef run(shared, cfg, *, out):\n    {body}\n")
     run_in(stubbed, "tasks", "base")
+    # After a signal the stage does not wait for its companion.
+    wait_for(lambda: not companions(stubbed), 240)
     (run,) = runs(stubbed).values()
     assert run.info.status == status
     assert run.data.tags["error"] == {"FAILED": "KeyError: 'lost'", "KILLED": "Stopped: "}[status]
@@ -169,6 +172,7 @@ def test_figures_that_are_not_finite_are_counted(stubbed):
     stubs.replace(stubbed, "base", stubs.STUB.replace("step / 8", "float('nan')"))
     done = run_in(stubbed, "tasks", "base")
     assert "MLflow: figures that are not finite are left out: kl/kl (3, first at step 1)" in done.stdout
+    wait_for(lambda: not companions(stubbed), 240)
     (run,) = runs(stubbed).values()
     assert run.data.tags["not_finite"] == "kl/kl: 3 from step 1"
     assert "kl/kl" not in run.data.metrics

@@ -98,8 +98,7 @@ def _passwords(value: str) -> Iterable[str]:
 def _configured(path: Path) -> Iterable[str]:
     parser = configparser.RawConfigParser(strict=False, allow_no_value=True)
     with contextlib.suppress(OSError, UnicodeDecodeError, configparser.Error):
-        # DVC indents its keys, which the parser would take for continued values.
-        parser.read_string("\n".join(line.strip() for line in path.read_text(encoding="utf-8").splitlines()))
+        parser.read_string(path.read_text(encoding="utf-8"))
     for section in parser.sections():
         for name, value in parser.items(section):
             if value and _NAME.search(name):
