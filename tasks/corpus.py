@@ -176,12 +176,8 @@ def _rated_pairs(
 
 def _given(cfg: config.Corpus, dropped: Dropped) -> list[Rated]:
     """The rated texts that params.yaml names for a fitted judge, if any."""
-    if cfg.judge.kind != "fitted":
+    if cfg.judge.kind != "fitted" or cfg.judge.rated is None:
         return []
-    if cfg.judge.rated is None:
-        raise UserError(
-            "corpus.judge.rated: is null, but only the embedded source brings ratings: text and rating needed"
-        )
     return examples.rated(readers.read(cfg.data, cfg.judge.rated), dropped)
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tasks.errors import UserError
-from tasks.language.dialogue import shown
+from tasks.errors import UserError, shown
 
 
 class Table(Protocol):
