@@ -58,8 +58,8 @@ def run(shared: config.Shared, cfg: config.Corpus, *, base: Path, out: Path) -> 
         parts = _embedded(shared, cfg, cfg.source, tokenizer, dropped)
     else:
         parts = _files(shared, cfg, cfg.source, dropped)
-    for reason, count in sorted(dropped.counts.items()):
-        record.note(f"dropped {count}, {reason}")
+    for line in dropped.lines():
+        record.note(line)
     _check(parts, shared, tokenizer, dropped)
     _write(parts, out, "ratings" if cfg.source.kind == "embedded" else "file")
     return {
@@ -205,8 +205,7 @@ def _check(parts: Parts, shared: config.Shared, tokenizer: Any, dropped: Dropped
     """Refuse a part without rows, and a prompt that is too long, before any training."""
     for name in ("demonstrations", "prompts", "held_out"):
         if not getattr(parts, name):
-            why = "; ".join(f"{count} dropped, {reason}" for reason, count in sorted(dropped.counts.items()))
-            raise UserError(f"corpus: no usable row for {name} ({why or 'the source is empty'})")
+            raise UserError(f"corpus: no usable row for {name} ({'; '.join(dropped.lines()) or 'the source is empty'})")
     long: Counter[str] = Counter()
     for example in (*parts.demonstrations, *parts.prompts, *parts.held_out, *parts.pairs):
         try:

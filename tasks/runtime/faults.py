@@ -140,9 +140,7 @@ def _in_file(kind: type[BaseModel], loc: _Path, raw: Any, ends_with_key: bool) -
     known = list(kind.model_fields)
     for number, step in enumerate(loc):
         last = number == len(loc) - 1
-        if step == "[key]" or (
-            not (last and ends_with_key) and isinstance(here, Mapping) and step == here.get("kind")
-        ):
+        if step == "[key]" or (not (last and ends_with_key) and isinstance(here, Mapping) and step == here.get("kind")):
             continue
         path.append(step)
         try:

@@ -146,9 +146,7 @@ class FileSource(Section):
         return self
 
 
-_PAIRS = tuple(
-    {"chosen", "rejected", *prompt, *votes} for prompt in (["prompt"], []) for votes in ([], ["votes"])
-)
+_PAIRS = tuple({"chosen", "rejected", *prompt, *votes} for prompt in (["prompt"], []) for votes in ([], ["votes"]))
 
 
 class FittedJudge(Section):
