@@ -54,7 +54,7 @@ def _lines(file: IO[bytes], name: str) -> Iterator[bytes]:
 
 def _object(line: bytes, where: str) -> dict[str, Any]:
     try:
-        text = line.decode("utf-8")
+        text = line.decode("utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise UserError(
             f"{where}: not UTF-8 (byte {error.start} is {line[error.start : error.start + 1]!r}): save it as UTF-8"

@@ -55,8 +55,13 @@ def read(root: Path, table: Table) -> list[Row]:
             found = jsonl.rows(path, name) if path.suffix.lower() in _JSONL else _parquet(path, name, table)
             rows += _renamed(table, name, list(found))
         except OSError as error:
-            raise UserError(f"{name}: cannot be read: {error.strerror or error}") from None
+            raise UserError(f"{name}: cannot be read: {_said(error)}") from None
     return rows
+
+
+def _said(error: Exception) -> str:
+    """Without the path, which the message has already."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _renamed(table: Table, name: str, found: Sequence[_Found]) -> list[Row]:
@@ -90,7 +95,7 @@ def _paths(root: Path, pattern: str) -> list[Path]:
         for path in paths:
             _require_file(path, root)
     except (OSError, ValueError, NotImplementedError) as error:
-        raise UserError(f"{shown(pattern)}: is no path or glob below corpus.data ({root}): {error}") from None
+        raise UserError(f"{shown(pattern)}: is no path or glob below corpus.data ({root}): {_said(error)}") from None
     return paths
 
 
