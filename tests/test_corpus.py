@@ -192,7 +192,7 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
     "only blank rows": (
         [{"prompt": "a", "answer": " "}],
         {},
-        r"demonstrations \(dropped 1, demonstrations: no answer \(first: .*:1: answer is ' ', expected text that is not",
+        r"demonstrations \(dropped 1, demonstrations: no answer \(first: .*:1: answer is ' ', expected text that",
     ),
     "nothing left to train on": (plain(8), {"keep": 8}, "corpus.held_out: is 8, but there are 8 prompts in all"),
     "a prompt too long": (

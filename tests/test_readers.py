@@ -117,9 +117,9 @@ def test_paths_stay_below_the_data_folder(tmp_path: Path) -> None:
             readers.read(data, table(path, prompt="q"))
     # The params refuse such a path already; the reader does not rely on it.
     for path in ("../rows.jsonl", str(tmp_path / "rows.jsonl")):
-        with pytest.raises(UserError, match="expected a path below corpus.data"):
+        with pytest.raises(UserError, match=r"expected a path below corpus\.data"):
             readers.read(data, config.Table.model_construct(path=path, hub=False, split=None, columns={"prompt": "q"}))
-    with pytest.raises(UserError, match="is not a folder"):
+    with pytest.raises(UserError, match=r"is not a folder"):
         readers.read(tmp_path / "nowhere", table("rows.jsonl", prompt="q"))
 
 
