@@ -734,6 +734,15 @@ def test_links_out_of_the_data_are_found_wherever_they_stand(data: Path, base: P
     refused(data, base, f"DATA/sub/rows.jsonl {OUT}", D, "s*/rows.jsonl")
 
 
+def test_a_file_name_that_is_no_text(data: Path, base: Path) -> None:
+    """Found by a glob: bytes that are no UTF-8, and an escape sequence."""
+    for raw in (b"part-\xff\x1b[2J.jsonl", b"part-\xff\x1b[2J.parquet"):
+        (data / os.fsdecode(raw)).write_bytes(b"no")
+        refused(data, base, "DATA/part-\ufffd\ufffd[2J.", D, "part-*")
+        (data / os.fsdecode(raw)).unlink()
+    refused(data, base, "DATA/part-* not found; DATA holds: judge.py, sound.jsonl", D, "part-*")
+
+
 def test_each_file_of_a_glob_must_have_the_columns(data: Path, base: Path) -> None:
     (data / "part-1.jsonl").write_bytes(jsonl(*GOOD))
     (data / "part-2.jsonl").write_bytes(jsonl({"question": "a", "answer": "b"}))

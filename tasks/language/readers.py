@@ -50,13 +50,19 @@ def read(root: Path, table: Table) -> list[Row]:
         return _renamed(table, table.path, list(_hub(table)))
     rows: list[Row] = []
     for path in _paths(root, table.path):
-        name = os.fsencode(path).decode("utf-8", "replace")
+        name = _name(path)
         try:
             found = jsonl.rows(path, name) if path.suffix.lower() in _JSONL else _parquet(path, name, table)
             rows += _renamed(table, name, list(found))
         except OSError as error:
             raise UserError(f"{name}: cannot be read: {_said(error)}") from None
     return rows
+
+
+def _name(path: Path) -> str:
+    """A path for messages: file names may hold bytes that are no UTF-8, and control characters."""
+    text = os.fsencode(path).decode("utf-8", "replace")
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _said(error: Exception) -> str:
@@ -90,7 +96,7 @@ def _paths(root: Path, pattern: str) -> list[Path]:
         globbed = (p for p in root.glob(pattern) if not p.is_dir() or p.suffix.lower() in _FORMATS)
         paths = [exact] if os.path.lexists(exact) else sorted(globbed)
         if not paths:
-            here = ", ".join(sorted(p.name for p in root.iterdir())[:_SHOWN]) or "nothing"
+            here = ", ".join(sorted(_name(Path(p.name)) for p in root.iterdir())[:_SHOWN]) or "nothing"
             raise UserError(f"{root / pattern} not found; {root} holds: {here}")
         for path in paths:
             _require_file(path, root)
@@ -104,15 +110,15 @@ def _require_file(path: Path, root: Path) -> None:
     try:
         target = path.resolve(strict=True)
     except (OSError, RuntimeError):  # RuntimeError: a link that leads to itself
-        raise UserError(f"{path} is a link that leads nowhere, expected a file") from None
+        raise UserError(f"{_name(path)} is a link that leads nowhere, expected a file") from None
     if not target.is_relative_to(root.resolve()):
-        raise UserError(f"{path} is a link out of corpus.data ({root}), where no change of it would be noticed")
+        raise UserError(f"{_name(path)} is a link out of corpus.data ({root}), where no change of it would be noticed")
     if path.is_dir():
-        raise UserError(f"{path} is a folder, expected a file (or a glob, such as {path.name}/*.jsonl)")
+        raise UserError(f"{_name(path)} is a folder, expected a file (or a glob, such as {path.name}/*.jsonl)")
     if not path.is_file():
-        raise UserError(f"{path} is no regular file (a pipe, a socket or a device), expected one")
+        raise UserError(f"{_name(path)} is no regular file (a pipe, a socket or a device), expected one")
     if path.suffix.lower() not in _FORMATS:
-        raise UserError(f"{path}: expected .jsonl or .parquet")
+        raise UserError(f"{_name(path)}: expected .jsonl or .parquet")
 
 
 def _parquet(path: Path, name: str, table: Table) -> Iterator[_Found]:
