@@ -15,7 +15,6 @@ VARIABLES = {
     "GITHUB_TOKEN": "ghp_plantedQx78hCig",
     "WANDB_API_KEY": "plantedQx79iDjf",
     "PIP_INDEX_URL": "https://someone:plantedQx80jEke@packages.invalid/simple",
-    "HTTPS_PROXY": "http://someone:plantedQx81kFld@proxy.invalid:3128",
 }
 PASSWORD = "plantedQx82lGmc"
 REMOTE = f"""

@@ -348,7 +348,7 @@ def test_the_rules_of_any_section_are_found() -> None:
     ]
     assert faults(Outer, {"inner": {"kind": "x", "low": 2, "high": 4}, "other": 1}) == []
     with pytest.raises(AttributeError, match="no_such_value"):  # a rule with a mistake in it is a defect
-        faults(Outer, {"inner": {"kind": "x", "low": 2, "high": 99}, "other": "a"})
+        faults(Outer, {"inner": {"kind": "y", "low": 2, "high": 99}, "other": 1})
 
 
 @pytest.mark.parametrize("raw", [None, [], "text", 3, {}])

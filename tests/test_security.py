@@ -231,6 +231,22 @@ def test_a_classifier_of_pickles_is_refused(tmp_path: Path, mark: Path) -> None:
         judge.keep_classifier("mine", None, tmp_path, tmp_path / "judge")
 
 
+def test_harmless_pickles_are_refused_too(folder: Path, tmp_path: Path) -> None:
+    """Sound weights, only in a pickle: the format is refused, not its content."""
+    model = models.load_policy(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match="cannot be loaded as a causal language model"):
+        base.run(shared(), section(str(folder), folder), out=tmp_path / "out")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    classifier = BertForSequenceClassification(BertConfig(vocab_size=262, num_labels=1, **sizes))
+    classifier.config.save_pretrained(tmp_path / "judge-model")
+    text.byte_tokenizer().save_pretrained(tmp_path / "judge-model")
+    torch.save(classifier.state_dict(), tmp_path / "judge-model/pytorch_model.bin")
+    with pytest.raises(UserError, match="cannot be loaded as a classifier"):
+        judge.keep_classifier("judge-model", None, tmp_path, tmp_path / "judge")
+
+
 @pytest.mark.parametrize("kind", ["fitted", "classifier", "callable", "pickled", None, []])
 def test_a_judge_folder_of_pickles_is_refused(kind: Any, tmp_path: Path, mark: Path) -> None:
     (tmp_path / "judge.json").write_text(json.dumps({"kind": kind, "label": None, "intercept": 0.0}))
