@@ -62,21 +62,21 @@ def test_what_is_committed_has_no_fault() -> None:
 PPO, TABLE, HELD = "ppo", "corpus.source.demonstrations", "corpus.source.held_out"
 ONE: dict[str, tuple[dict[str, Any], str]] = {
     # One value: what pydantic tells, in our words.
-    "unknown key": ({"dpo.betta": 1}, "dpo.betta: unknown key, expected beta?"),
+    "unknown key": ({"dpo.sft_weigth": 1}, "dpo.sft_weigth: unknown key, expected sft_weight?"),
     "unknown section": ({"pppo": {}}, "pppo: unknown key, expected ppo?"),
     "nothing like it": (
         {"comparison.zzz": 1},
-        "comparison.zzz: unknown key, expected examples",
+        "comparison.zzz: unknown key, expected examples, ",
     ),
     "a key is no text": ({"dpo.7": 1}, "dpo.7: unknown key, expected "),
-    "missing key": ({"dpo.beta": GONE}, "dpo.beta: missing"),
+    "missing key": ({"dpo.loss.beta": GONE}, "dpo.loss.beta: missing"),
     "missing section": ({"dpo": GONE}, "dpo: missing"),
     "a section is null": ({"dpo": None}, "dpo: is None, expected keys with values"),
     "a section is a list": ({"dpo": [1]}, "dpo: is [1], expected keys with values"),
-    "text for a number": ({"dpo.beta": "0.1"}, "dpo.beta: is '0.1', expected a number"),
+    "text for a number": ({"dpo.loss.beta": "0.1"}, "dpo.loss.beta: is '0.1', expected a number"),
     "text for a count": ({"samples.prompts": "12"}, "samples.prompts: is '12', expected a whole number"),
     "truth for a count": ({"samples.prompts": True}, "samples.prompts: is True, expected a whole number"),
-    "truth for a number": ({"dpo.beta": True}, "dpo.beta: is True, expected a number"),
+    "truth for a number": ({"dpo.loss.beta": True}, "dpo.loss.beta: is True, expected a number"),
     "a fraction of a count": ({"samples.prompts": 1.5}, "samples.prompts: is 1.5, expected a whole number"),
     "a whole float": ({"samples.prompts": 64.0}, "samples.prompts: is 64.0, expected a whole number"),
     "null": ({"shared.seed": None}, "shared.seed: is None, expected a whole number"),
@@ -94,9 +94,9 @@ ONE: dict[str, tuple[dict[str, Any], str]] = {
         "shared.seed: is 18446744073709551616, expected ",
     ),
     "a number of 4301 digits": ({"shared.seed": 10**4301}, "shared.seed: is a int of more than 4300 digits, expected "),
-    "NaN": ({"dpo.beta": float("nan")}, "dpo.beta: is nan, expected "),
+    "NaN": ({"dpo.loss.beta": float("nan")}, "dpo.loss.beta: is nan, expected "),
     "infinite": ({"shared.temperature": float("inf")}, "shared.temperature: is inf, expected a finite number"),
-    "a NaN score": ({"ppo.missing_eos": float("nan")}, "ppo.missing_eos: is nan, expected a finite number"),
+    "a NaN score": ({"ppo.missing_eos.value": float("nan")}, "ppo.missing_eos.value: is nan, expected a finite number"),
     "a share of 1": ({"preferences.held_out": 1.0}, "preferences.held_out: is 1.0, expected less than 1"),
     "confidence in per cent": ({"evaluation.confidence": 95}, "evaluation.confidence: is 95, expected less than 1"),
     "learning rate 0": (
@@ -146,8 +146,8 @@ ONE: dict[str, tuple[dict[str, Any], str]] = {
         "ppo: episodes (20) must be a multiple of optimiser.batch (8)",
     ),
     "only the critic learns": (
-        {"ppo.critic_warmup": 3},
-        "ppo: critic_warmup (3) leaves no update to the policy (updates: 3)",
+        {"ppo.advantage.critic.warmup": 3},
+        "ppo: advantage.critic.warmup (3) leaves no update to the policy (updates: 3)",
     ),
     "negative coefficient": (
         {"ppo.kl": {"kind": "adaptive", "coefficient": 0.1, "target": 6.0, "horizon": 3.2}},
@@ -168,8 +168,8 @@ ONE: dict[str, tuple[dict[str, Any], str]] = {
         "they do not fill one batch",
     ),
     "more evaluated than held out": (
-        {"evaluation.prompts": 17},
-        "evaluation.prompts (17) exceeds corpus.held_out (16)",
+        {"baseline.prompts": 17},
+        "baseline.prompts (17) exceeds corpus.held_out (16)",
     ),
     "answers to nothing": (
         {
@@ -250,7 +250,7 @@ def test_one_fault(name: str) -> None:
     ("changes", "expected"),
     [
         ({"samples.prompts": 1025}, "samples.prompts (1025) exceeds corpus.source.prompts (1024)"),
-        ({"ppo.episodes": 1040}, "ppo.episodes (1040) exceeds corpus.source.prompts (1024)"),
+        ({"ppo.episodes": 1040}, "a ppo rollout has 1040 prompts, corpus.source.prompts only 1024"),
         ({"sft.demonstrations": 2000}, "sft.demonstrations (2000) exceeds corpus.source.demonstrations (1024)"),
         (
             {"corpus.source.pairs": 0},
@@ -270,17 +270,17 @@ def test_all_faults_are_told_at_once() -> None:
     changes = {
         "ppo.clip": "wide",
         "ppo.episodes": 20,
-        "ppo.critic_warmup": 9,
+        "ppo.advantage.critic.warmup": 9,
         "evaluation.batch": None,
-        "evaluation.prompts": 17,
+        "baseline.prompts": 17,
         "sft.optimiser.warmup": 2,
         "sft.demonstrations": 3,
         "corpus.overlap": 1,
         "corpus.judge.rated": None,
         "corpus.source.prompts.split": "train",
         "corpus.source.prompts.columns": {},
-        "dpo.betta": 0.1,
-        "dpo.beta": GONE,
+        "dpo.loss.betta": 0.1,
+        "dpo.loss.beta": GONE,
         "comparison": None,
     }
     lines = told(put(defaults(TINY), changes))
@@ -288,9 +288,9 @@ def test_all_faults_are_told_at_once() -> None:
         [
             "ppo.clip: is 'wide', expected a number",
             "ppo: episodes (20) must be a multiple of optimiser.batch (8)",
-            "ppo: critic_warmup (9) leaves no update to the policy (updates: 3)",
+            "ppo: advantage.critic.warmup (9) leaves no update to the policy (updates: 3)",
             "evaluation.batch: is None, expected a whole number",
-            "evaluation.prompts (17) exceeds corpus.held_out (16)",
+            "baseline.prompts (17) exceeds corpus.held_out (16)",
             "sft.optimiser.warmup: is 2, expected less than or equal to 1",
             "sft.optimiser.batch (16) exceeds sft.demonstrations (3): they do not fill one batch",
             "corpus.overlap: is 1, expected greater than or equal to 2",
@@ -298,8 +298,8 @@ def test_all_faults_are_told_at_once() -> None:
             "expected a table of text and rating",
             "corpus.source.prompts: split is 'train', but hub is false: a file has none, expected null",
             "corpus.source: prompts.columns names nothing, expected {prompt} or {messages}",
-            "dpo.betta: unknown key, expected beta?",
-            "dpo.beta: missing",
+            "dpo.loss.betta: unknown key, expected beta?",
+            "dpo.loss.beta: missing",
             "comparison: is None, expected keys with values",
         ]
     )
@@ -494,7 +494,7 @@ def test_an_overlay_that_cannot_serve_leaves_no_workspace(name: str, tmp_path: P
 
 def test_a_stage_is_refused_before_a_model_loads(tmp_path: Path) -> None:
     """Each stage checks all of params.yaml, also the sections of others, and imports nothing heavy for it."""
-    document.write(tmp_path / "params.yaml", put(defaults(TINY), {"ppo.episodes": 20, "dpo.beta": "x"}))
+    document.write(tmp_path / "params.yaml", put(defaults(TINY), {"ppo.episodes": 20, "dpo.loss.beta": "x"}))
     program = f"""
 import sys; sys.path.insert(0, {str(ROOT)!r})
 from tasks.__main__ import main
@@ -505,7 +505,7 @@ sys.exit(f"imported {{heavy}}" if heavy else status)
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.stderr == (
         "error: params.yaml has 2 fault(s):\n"
-        "  dpo.beta: is 'x', expected a number\n"
+        "  dpo.loss.beta: is 'x', expected a number\n"
         "  ppo: episodes (20) must be a multiple of optimiser.batch (8)\n"
     )
     assert done.returncode == 1

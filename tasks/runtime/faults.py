@@ -28,6 +28,7 @@ _EXPECTED = {
     "list_type": "a list, such as [a, b]",
     "dict_type": "keys with values",
     "model_type": "keys with values",
+    "model_attributes_type": "keys with values",
 }
 """pydantic's error types in the words of docs/params.md; the others say it well enough."""
 
