@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from tasks.errors import UserError
+from tasks.errors import UserError, shown
+from tasks.runtime import config, document
 
 MADE = ("runs", "metrics", "dvc.lock")
 """What runs make: a workspace starts without the project's and keeps its own."""
@@ -39,9 +38,7 @@ def create(folder: Path, overlay: Mapping[str, Any] | None = None, source: Path 
         if str(code.relative_to(folder)) not in names:
             code.unlink()
     (folder / MARK).write_text(NO_GIT, encoding="utf-8")
-    params = yaml.safe_load((source / "params.yaml").read_text(encoding="utf-8"))
-    text = yaml.safe_dump(merge(params, overlay or {}), sort_keys=False, allow_unicode=True)
-    (folder / "params.yaml").write_text(text, encoding="utf-8")
+    document.write(folder / "params.yaml", merge(document.read(source / "params.yaml"), overlay or {}))
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,6 +49,15 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
         alike = isinstance(value, Mapping) and isinstance(old, Mapping) and value.get("kind") in (None, old.get("kind"))
         merged[key] = merge(old, value) if alike else value  # type: ignore[arg-type]
     return merged
+
+
+def laid(overlay: Path, source: Path = Path()) -> dict[str, Any]:
+    """The overlay in a file. Raises UserError where params.yaml with it is not one that the stages accept."""
+    found = document.read(overlay)
+    if not isinstance(found, dict):
+        raise UserError(f"{overlay}: is {shown(found)}, expected some of the sections of params.yaml")
+    config.check(merge(document.read(source / "params.yaml"), found), f"{overlay} laid on params.yaml")
+    return found
 
 
 def _files(source: Path) -> list[str]:
@@ -78,8 +84,7 @@ def main() -> int:
     parser.add_argument("--overlay", type=Path, help="YAML file laid on params.yaml, such as profiles/tiny.yaml")
     arguments = parser.parse_args()
     try:
-        overlay = yaml.safe_load(arguments.overlay.read_text(encoding="utf-8")) if arguments.overlay else {}
-        create(arguments.folder, overlay)
+        create(arguments.folder, laid(arguments.overlay) if arguments.overlay else {})
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -58,8 +58,8 @@ def run(shared: config.Shared, cfg: config.Corpus, *, base: Path, out: Path) -> 
         parts = _embedded(shared, cfg, cfg.source, tokenizer, dropped)
     else:
         parts = _files(shared, cfg, cfg.source, dropped)
-    for reason, count in sorted(dropped.counts.items()):
-        record.note(f"dropped {count}, {reason}")
+    for line in dropped.lines():
+        record.note(line)
     _check(parts, shared, tokenizer, dropped)
     _write(parts, out, "ratings" if cfg.source.kind == "embedded" else "file")
     return {
@@ -176,12 +176,8 @@ def _rated_pairs(
 
 def _given(cfg: config.Corpus, dropped: Dropped) -> list[Rated]:
     """The rated texts that params.yaml names for a fitted judge, if any."""
-    if cfg.judge.kind != "fitted":
+    if cfg.judge.kind != "fitted" or cfg.judge.rated is None:
         return []
-    if cfg.judge.rated is None:
-        raise UserError(
-            "corpus.judge.rated: is null, but only the embedded source brings ratings: text and rating needed"
-        )
     return examples.rated(readers.read(cfg.data, cfg.judge.rated), dropped)
 
 
@@ -209,8 +205,7 @@ def _check(parts: Parts, shared: config.Shared, tokenizer: Any, dropped: Dropped
     """Refuse a part without rows, and a prompt that is too long, before any training."""
     for name in ("demonstrations", "prompts", "held_out"):
         if not getattr(parts, name):
-            why = "; ".join(f"{count} dropped, {reason}" for reason, count in sorted(dropped.counts.items()))
-            raise UserError(f"corpus: no usable row for {name} ({why or 'the source is empty'})")
+            raise UserError(f"corpus: no usable row for {name} ({'; '.join(dropped.lines()) or 'the source is empty'})")
     long: Counter[str] = Counter()
     for example in (*parts.demonstrations, *parts.prompts, *parts.held_out, *parts.pairs):
         try:

@@ -16,7 +16,7 @@ import yaml
 
 from flows import workspace
 from tasks.runtime import config
-from tests import stubs
+from tests import planted, stubs
 
 ROOT = Path(__file__).parents[1]
 WORDS = ["good", "bad", "fine", "dull", "warm", "cold", "new", "old"]
@@ -54,6 +54,7 @@ def run_in(folder: Path, *arguments: str, **variables: str) -> subprocess.Comple
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of the flow on the tiny profile with the real stages. Shared: leave it as it was.
 
+    It ran with secrets around, which must be nowhere in it (tests/test_secrets.py).
     With pytest-xdist one process makes it while the others wait, and each has its own copy.
     """
     root = tmp_path_factory.getbasetemp()
@@ -64,7 +65,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not (origin / "flow.log").exists():
             shutil.rmtree(origin, ignore_errors=True)
             workspace.create(origin, _overlay(), ROOT)
-            done = run_in(origin, "flows.pipeline")
+            with (origin / workspace.MARK).open("a", encoding="utf-8") as config_local:
+                config_local.write(planted.REMOTE)
+            done = run_in(origin, "flows.pipeline", **planted.VARIABLES)
             assert done.returncode == 0, done.stdout
             (origin / "flow.log").write_text(done.stdout, encoding="utf-8")
     return shutil.copytree(origin, tmp_path_factory.mktemp("tiny") / "project")

@@ -37,7 +37,7 @@ THIRD_PARTY = {
         "httpx",  # the judge behind an endpoint
         "pyarrow",  # parquet
     },
-    "runtime": {"pydantic", "yaml", "dvc", "psutil"},
+    "runtime": {"pydantic", "yaml", "ruamel", "dvc", "psutil"},
     "stage": {"torch", "numpy", "psutil"},
     "runner": set(),
     "flows": {

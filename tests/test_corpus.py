@@ -192,7 +192,7 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
     "only blank rows": (
         [{"prompt": "a", "answer": " "}],
         {},
-        r"demonstrations \(1 dropped, .*no answer",
+        r"demonstrations \(dropped 1, demonstrations: no answer \(first: .*:1: answer is ' ', expected text that",
     ),
     "nothing left to train on": (plain(8), {"keep": 8}, "corpus.held_out: is 8, but there are 8 prompts in all"),
     "a prompt too long": (
@@ -206,7 +206,6 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
         {"keep": 1, "overlap": 2},
         "no usable row",
     ),
-    "ratings missing": (plain(8), {"judge": FITTED | {"rated": None}}, "corpus.judge.rated: is null"),
     "no judge file": (plain(8), {"judge": FUNCTION | {"function": "none.py:f"}}, "none.py not found"),
     "judge of other arguments": (plain(8), {"judge": FUNCTION | {"function": "math:sqrt"}}, "judge math:sqrt failed"),
 }

@@ -200,7 +200,7 @@ def test_a_function_of_a_module(tmp_path: Path) -> None:
         ("def f(prompts):\n    return [0.5]\n", "failed: TypeError"),
         ("def g():\n    pass\n", "cannot be imported: .* has no attribute 'f'"),
         ("f = 3\n", "is not a function"),
-        ("import not_there\n", "cannot be imported: No module named 'not_there'"),
+        ("import not_there\n", "cannot be imported: ModuleNotFoundError: No module named 'not_there'"),
         ("def f(:\n", "cannot be imported: .*invalid syntax"),
     ],
 )

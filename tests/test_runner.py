@@ -120,8 +120,8 @@ sys.exit(f"imported {{heavy}}" if heavy else status)
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert "dpo.loss.sigmoid.betta: unknown key" in done.stderr
-    assert "dpo.loss.sigmoid.beta: missing" in done.stderr
+    assert "dpo.loss.betta: unknown key, expected beta?" in done.stderr
+    assert "dpo.loss.beta: missing" in done.stderr
     assert "imported" not in done.stderr
     assert "Traceback" not in done.stderr
 

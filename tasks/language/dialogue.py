@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from tasks.errors import UserError
+from tasks.errors import UserError, shown
 
 Message = dict[str, str]
 Prompt = str | list[Message]
@@ -62,9 +62,3 @@ def key(*parts: Any) -> str:
 def draw(seed: int, purpose: str, *parts: Any) -> float:
     """A number in [0, 1) of seed, purpose and value alone: rows can join or leave and the others keep their place."""
     return int(key(seed, purpose, *parts)[:13], 16) / 16**13
-
-
-def shown(value: Any, limit: int = 60) -> str:
-    """A value as it stands in an error message."""
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 3] + "..."

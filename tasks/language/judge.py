@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from safetensors import SafetensorError
+
 from tasks.algorithms.win_rates import both_orders, order_agreement, win_share
 from tasks.errors import UserError
 from tasks.language.dialogue import Prompt
@@ -51,9 +53,10 @@ def load(folder: Path) -> Judge:
     """The judge that was written to `folder`. Raises UserError for a folder that holds none."""
     try:
         settings = json.loads((folder / "judge.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder} holds no judge: {error}") from None
-    return _KINDS[settings["kind"]](folder, settings)
+        return _KINDS[settings["kind"]](folder, settings)
+    except (OSError, ValueError, RecursionError, TypeError, LookupError, SafetensorError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise UserError(f"{folder} holds no judge that can be loaded ({said}): run `dvc repro corpus`") from None
 
 
 def has_scores(judge: Judge) -> TypeGuard[Pointwise]:

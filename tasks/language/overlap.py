@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from tasks.errors import UserError
+from tasks.errors import UserError, shown
 from tasks.language.dialogue import words
 from tasks.language.examples import Dropped, Example
 
@@ -34,9 +34,9 @@ class HeldOut:
         kept = []
         for example in found:
             if example.prompt and example.said in self._prompts:
-                dropped.add(kind, "prompt is held out")
+                dropped.add(kind, "prompt is held out", first=_place(example))
             elif self.shares(example.text):
-                dropped.add(kind, "overlaps a held-out text")
+                dropped.add(kind, "overlaps a held-out text", first=_place(example))
             else:
                 kept.append(example)
         return kept
@@ -46,6 +46,10 @@ class HeldOut:
         if len(found) <= self._length:
             return {found} if found else set()
         return {found[i : i + self._length] for i in range(len(found) - self._length + 1)}
+
+
+def _place(example: Example) -> str:
+    return f"{example.where}: {shown(example.text)}"
 
 
 def distinct(found: Iterable[Example]) -> list[Example]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import shutil
 import tempfile
 import zipfile
@@ -95,6 +96,7 @@ def outline(source: str, revision: str | None) -> tuple[PretrainedConfig, int]:
 
     Raises UserError for what is no causal language model.
     """
+    _require_safetensors(Path(source))
     try:
         config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     except Exception as error:
@@ -110,6 +112,20 @@ def outline(source: str, revision: str | None) -> tuple[PretrainedConfig, int]:
             f"base.model: {source} is a {config.model_type} model, expected a causal language model: "
             f"{_first_line(error)}"
         ) from error
+
+
+def _require_safetensors(folder: Path) -> None:
+    """Raise UserError for an index of shards that names pickles, which transformers would load, or files elsewhere."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return
+    try:
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"base.model: {index} is no index of weights: {type(error).__name__}: {error}") from None
+    for shard in sorted(map(str, shards)):
+        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise UserError(f"base.model: {index} names {shard}, expected .safetensors files in the same folder")
 
 
 def context_length(config: PretrainedConfig) -> int | None:

@@ -74,7 +74,11 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[st
         raise UserError("shared.format is chat, but the tokenizer has no chat template; use plain")
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     # The template writes its own BOS as text, so none is added here.
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # the template is a program: it refuses roles out of turn, or has a mistake in it
+        roles = ", ".join(message["role"] for message in messages[:10])
+        raise UserError(f"the tokenizer's chat template does not take messages of {roles}: {error}") from error
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import ValidationError, model_validator
+from pydantic import model_validator
 
 from tasks.errors import UserError
+from tasks.runtime import document
+from tasks.runtime.faults import faults
 from tasks.runtime.sections.advantage import GAE as GAE
 from tasks.runtime.sections.advantage import GRPO as GRPO
 from tasks.runtime.sections.advantage import RLOO as RLOO
@@ -96,34 +97,87 @@ class Params(Section):
     comparison: Comparison
 
     @model_validator(mode="after")
-    def _consistent(self) -> Params:
-        faults = []
+    def _prompts_to_evaluate_on(self) -> Params:
         if self.baseline.prompts > self.corpus.held_out:
-            faults.append(
+            raise ValueError(
                 f"baseline.prompts ({self.baseline.prompts}) exceeds corpus.held_out ({self.corpus.held_out})"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _candidates_for_best_of(self) -> Params:
         if self.comparison.best_of and self.comparison.best_of[-1] > (self.baseline.candidates or 0):
-            faults.append(
+            raise ValueError(
                 f"comparison.best_of ({self.comparison.best_of[-1]}) exceeds baseline.candidates"
                 f" ({self.baseline.candidates})"
             )
-        source = self.corpus.source
-        if source.kind == "embedded":
-            rollout = self.ppo.episodes // self.ppo.advantage.group
-            if max(rollout, self.samples.prompts) > source.prompts:
-                faults.append(
-                    f"corpus.source.prompts ({source.prompts}) is below the prompts of a ppo rollout ({rollout}) or"
-                    f" samples.prompts ({self.samples.prompts})"
-                )
-            if self.sft.demonstrations > source.demonstrations:
-                faults.append(
-                    f"sft.demonstrations ({self.sft.demonstrations}) exceeds corpus.source.demonstrations"
-                    f" ({source.demonstrations})"
-                )
+        return self
+
+    @model_validator(mode="after")
+    def _prompts_for_samples(self) -> Params:
+        source, wanted = self.corpus.source, self.samples.prompts
+        if source.kind == "embedded" and wanted > source.prompts:
+            raise ValueError(f"samples.prompts ({wanted}) exceeds corpus.source.prompts ({source.prompts})")
+        return self
+
+    @model_validator(mode="after")
+    def _prompts_for_ppo(self) -> Params:
+        source, wanted = self.corpus.source, self.ppo.episodes // self.ppo.advantage.group
+        if source.kind == "embedded" and wanted > source.prompts:
+            raise ValueError(f"a ppo rollout has {wanted} prompts, corpus.source.prompts only {source.prompts}")
+        return self
+
+    @model_validator(mode="after")
+    def _demonstrations_for_sft(self) -> Params:
+        source, wanted = self.corpus.source, self.sft.demonstrations
+        if source.kind == "embedded" and wanted > source.demonstrations:
+            raise ValueError(
+                f"sft.demonstrations ({wanted}) exceeds corpus.source.demonstrations ({source.demonstrations})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_batch_for_sft(self) -> Params:
+        if self.sft.optimiser.batch > self.sft.demonstrations:
+            raise ValueError(
+                f"sft.optimiser.batch ({self.sft.optimiser.batch}) exceeds sft.demonstrations"
+                f" ({self.sft.demonstrations}): they do not fill one batch"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_batch_of_pairs_for_dpo(self) -> Params:
+        _fills_a_batch(self, "dpo", self.dpo.origins, self.dpo.optimiser.batch)
+        return self
+
+    @model_validator(mode="after")
+    def _a_batch_of_pairs_for_reward(self) -> Params:
+        _fills_a_batch(self, "reward", self.reward.origins, self.reward.optimiser.batch)
+        return self
+
+    @model_validator(mode="after")
+    def _pairs_that_exist_for_dpo(self) -> Params:
+        _exist(self.corpus.source, "dpo", self.dpo.origins)
+        return self
+
+    @model_validator(mode="after")
+    def _pairs_that_exist_for_reward(self) -> Params:
+        _exist(self.corpus.source, "reward", self.reward.origins)
+        return self
+
+    @model_validator(mode="after")
+    def _prompts_in_dpo(self) -> Params:
         if "ratings" in self.dpo.origins:
-            faults.append("dpo.origins holds ratings: those pairs have no prompt, so their answers have no probability")
-        if faults:
-            raise ValueError("; ".join(faults))
+            raise ValueError(
+                "dpo.origins holds ratings: those pairs have no prompt, so their answers have no probability"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _data_in_the_project(self) -> Params:
+        data = self.corpus.data
+        if data.is_absolute() or ".." in data.parts or not data.parts:
+            raise ValueError(f"corpus.data is {str(data)!r}, expected a folder below the repository root")
         return self
 
     @model_validator(mode="after")
@@ -159,17 +213,14 @@ class Params(Section):
 
 def load(path: Path = Path("params.yaml")) -> Params:
     """Read and check params.yaml. Raises UserError that lists every fault: path, value, expectation."""
-    try:
-        raw: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path} not found: run this from the repository root") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML: {error}") from None
-    try:
-        return Params.model_validate(raw)
-    except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, e['loc'])) or '(top)'}: {_shown(e)}" for e in error.errors()]
-        raise UserError(f"{path} has {len(lines)} fault(s):\n" + "\n".join(lines)) from None
+    params = check(document.read(path), str(path))
+    data, root = path.parent / params.corpus.data, path.parent.resolve()
+    if not data.resolve().is_relative_to(root):
+        raise UserError(
+            f"corpus.data: {params.corpus.data} is a link to {data.resolve()}, expected a folder in {root}"
+            " (mount or copy it there): what lies outside is not versioned"
+        )
+    return params
 
 
 _REFUSED = {
@@ -179,11 +230,34 @@ _REFUSED = {
 """Keys that one could expect, with the reason why a section has them not."""
 
 
-def _shown(error: Any) -> str:
-    if error["type"] == "extra_forbidden":
-        reason = _REFUSED.get(error["loc"][-1])
-        return f"unknown key: {reason}" if reason else "unknown key"
-    if error["type"] == "missing":
-        return "missing"
-    value = f" (is {error['input']!r})" if not isinstance(error["input"], dict) else ""
-    return str(error["msg"]).removeprefix("Value error, ") + value
+def check(raw: Any, where: str) -> Params:
+    """`raw` as Params. Raises UserError that begins with `where` and lists every fault: path, value, expectation."""
+    if found := faults(Params, raw, refused=_REFUSED):
+        raise UserError(f"{where} has {len(found)} fault(s):\n" + "\n".join(f"  {fault}" for fault in found))
+    return Params.model_validate(raw)
+
+
+def _fills_a_batch(params: Params, word: str, origins: list[Origin], batch: int) -> None:
+    """Raise ValueError where a stage learns from sampled pairs alone and its batch is larger than all there can be.
+
+    K answers make at most K (K-1) / 2 pairs, so this bound needs no data.
+    """
+    prompts, answers = params.samples.prompts, params.samples.answers
+    most = prompts * answers * (answers - 1) // 2
+    if set(origins) == {"sampled"} and batch > most:
+        raise ValueError(
+            f"{word}.optimiser.batch ({batch}) exceeds the {most} pairs that samples.prompts ({prompts}) with"
+            f" samples.answers ({answers}) can give: they do not fill one batch"
+        )
+
+
+def _exist(source: EmbeddedSource | FileSource, word: str, origins: list[Origin]) -> None:
+    """Raise ValueError for an origin of which the source has no pairs, and for one that stands twice."""
+    if len(set(origins)) < len(origins):
+        raise ValueError(f"{word}.origins is {', '.join(origins)}, expected each once")
+    if "ratings" in origins and source.kind == "files":
+        raise ValueError(f"{word}.origins holds ratings, but corpus.source is files, which brings none: take it out")
+    if "ratings" in origins and source.kind == "embedded" and source.pairs == 0:
+        raise ValueError(f"{word}.origins holds ratings, but corpus.source.pairs is 0: take it out, or raise pairs")
+    if "file" in origins and (source.kind == "embedded" or source.preferences is None):
+        raise ValueError(f"{word}.origins holds file, but corpus.source has no preferences table: take it out")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.errors import UserError
+from tasks.errors import UserError, shown
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
@@ -26,9 +26,11 @@ def read_jsonl(path: Path, *fields: str) -> list[dict[str, Any]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{path}:{number}: not JSON ({error})") from None
-        missing = [field for field in fields if not isinstance(row, dict) or field not in row]
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}:{number}: not JSON ({error}): it was changed since a stage wrote it") from None
+        if not isinstance(row, dict):
+            raise UserError(f"{path}:{number}: is {shown(row)}, expected an object with {', '.join(fields) or 'keys'}")
+        missing = [field for field in fields if field not in row]
         if missing:
             raise UserError(f"{path}:{number}: lacks {', '.join(missing)}")
         rows.append(row)
@@ -44,16 +46,24 @@ def read_json(path: Path) -> Any:
     """The document. Raises UserError that names the file."""
     try:
         return json.loads(_text(path))
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON ({error})") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not JSON ({error}): it was changed since a stage wrote it") from None
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write through a temporary name in the same folder: flush to disk, then rename."""
+    """Write through a temporary name in the same folder: flush to disk, then rename.
+
+    Raises UserError for a text that UTF-8 cannot hold, before anything is written.
+    """
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        around = shown(text[max(0, error.start - 20) : error.end + 20])
+        raise UserError(f"{path}: half a surrogate pair in {around}, expected whole characters") from None
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
+    with partial.open("wb") as file:
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
@@ -61,6 +71,10 @@ def write_text(path: Path, text: str) -> None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode("utf-8")
     except FileNotFoundError:
         raise UserError(f"{path} not found") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 (byte {error.start}): it was changed since a stage wrote it") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import math
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
-from tasks.errors import UserError
+from tasks.errors import UserError, shown
 from tasks.language.dialogue import Prompt
 from tasks.language.judges.protocol import write
 
@@ -29,15 +30,26 @@ class Function:
     def score(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> list[float]:
         """The function's own scores. Raises UserError where it fails or returns something else than finite numbers."""
         try:
-            scores = [float(value) for value in self._function(list(prompts), list(answers))]
-        except Exception as error:
+            found = self._function(list(prompts), list(answers))
+            # One more than asked for is enough to refuse a generator without end.
+            scores = [_number(value) for value in itertools.islice(found, len(answers) + 1)]
+        except (Exception, SystemExit) as error:
             raise UserError(f"judge {self._where} failed: {type(error).__name__}: {error}") from error
         if len(scores) != len(answers):
-            raise UserError(f"judge {self._where} returned {len(scores)} scores for {len(answers)} answers")
+            count = len(found) if isinstance(found, Sized) else f"{len(scores)} or more"
+            raise UserError(f"judge {self._where} returned {count} scores for {len(answers)} answers")
         for index, value in enumerate(scores):
             if not math.isfinite(value):
-                raise UserError(f"judge {self._where} returned {value} for answer {answers[index][:60]!r}")
+                raise UserError(
+                    f"judge {self._where} returned {value} for answer {shown(answers[index])}, expected a finite number"
+                )
         return scores
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str | bytes | bool):
+        raise TypeError(f"a score is {shown(value)}, expected a number")
+    return float(value)
 
 
 def keep(function: str, data: Path, folder: Path) -> None:
@@ -53,7 +65,10 @@ def keep(function: str, data: Path, folder: Path) -> None:
             raise UserError(f"corpus.judge.function: {source} leads out of corpus.data ({data})")
         if not path.is_file():
             raise UserError(f"corpus.judge.function: {data / source} not found")
-        shutil.copyfile(path, folder / path.name)
+        try:
+            shutil.copyfile(path, folder / path.name)
+        except OSError as error:
+            raise UserError(f"corpus.judge.function: {path} cannot be read: {error.strerror}") from None
     write(folder, {"kind": "callable", "function": function})
 
 
@@ -70,8 +85,9 @@ def _imported(source: Path | str, attribute: str) -> Callable[[list[Prompt], lis
         else:
             module = importlib.import_module(source)
         function = getattr(module, attribute)
-    except Exception as error:
-        raise UserError(f"corpus.judge.function: {source}:{attribute} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise UserError(f"corpus.judge.function: {source}:{attribute} cannot be imported: {said}") from error
     if not callable(function):
         raise UserError(f"corpus.judge.function: {source}:{attribute} is not a function")
     return function

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.errors import UserError
-from tasks.language.dialogue import Prompt, shown, spoken
+from tasks.errors import UserError, shown
+from tasks.language.dialogue import Prompt, spoken
+from tasks.language.examples import prompt_of, text_of
 from tasks.language.judges.protocol import write
 from tasks.language.readers import Row
 
@@ -24,7 +25,9 @@ class Human:
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self._shares: dict[tuple[str, str, str], list[float]] = {}
-        for line in (folder / FILE).read_text(encoding="utf-8").splitlines():
+        for line in (folder / FILE).read_bytes().decode("utf-8").split("\n"):
+            if not line:
+                continue
             row = json.loads(line)
             self._add(row["prompt"], row["first"], row["second"], SHARES[row["verdict"]])
         self._unjudged: dict[tuple[str, str, str], None] = {}
@@ -60,13 +63,18 @@ def keep(rows: Iterable[Row], folder: Path) -> int:
     """
     lines = []
     for row in rows:
-        values = row.values
-        for column in ("prompt", "first", "second"):
-            if not values[column] or not isinstance(values[column], str | list if column == "prompt" else str):
-                raise UserError(f"{row.where}: {column} is {shown(values[column])}, expected text")
-        if values["verdict"] not in SHARES:
-            raise UserError(f"{row.where}: verdict is {shown(values['verdict'])}, expected one of {', '.join(SHARES)}")
-        kept = {name: values[name] for name in ("prompt", "first", "second", "verdict")}
+        kept: dict[str, Any] = {
+            "prompt": prompt_of(row),
+            "first": text_of(row, "first"),
+            "second": text_of(row, "second"),
+        }
+        for column, value in kept.items():
+            if not value:
+                raise UserError(f"{row.where}: {column} is {shown(row.values[column])}, expected text")
+        kept["verdict"] = text_of(row, "verdict")
+        if kept["verdict"] not in SHARES:
+            given = shown(row.values["verdict"])
+            raise UserError(f"{row.where}: verdict is {given}, expected one of {', '.join(SHARES)}")
         lines.append(json.dumps(kept, ensure_ascii=False) + "\n")
     if not lines:
         raise UserError("corpus.judge.verdicts: holds no row, expected prompt, first, second and verdict")

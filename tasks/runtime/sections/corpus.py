@@ -9,25 +9,31 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from tasks.runtime.sections.section import Count, OpenFraction, Positive, Section, Whole
+from tasks.runtime.sections.section import Count, OpenFraction, Place, Positive, Section, Text, Whole
 
 
 class Base(Section):
     """The model that everything starts from."""
 
-    model: str
+    model: Text
     """embedded (SmolLM2-135M-Instruct from the package index), tiny (random weights), a hub id, or a folder."""
-    revision: str | None
+    revision: Text | None
     """Commit, tag or branch of a hub id."""
-    track: Path
+    track: Place
     """A file or folder whose change reruns this stage; for a model folder, the folder itself."""
+
+    @model_validator(mode="after")
+    def _revision_of_a_hub_id(self) -> Base:
+        if self.revision is not None and self.model in ("embedded", "tiny"):
+            raise ValueError(f"revision is {self.revision!r}, expected null: model {self.model} has none")
+        return self
 
 
 class Corpus(Section):
     """Demonstrations, prompts, held-out prompts, off-policy pairs and the judge."""
 
-    data: Path
-    """Folder whose change reruns this stage: the user's files, or the pins of the embedded downloads."""
+    data: Place
+    """Folder in the repository whose change reruns this stage: the user's files, or the embedded downloads' pins."""
     source: Annotated[EmbeddedSource | FileSource, Field(discriminator="kind")]
     """Where the rows come from."""
     judge: Annotated[
@@ -38,6 +44,14 @@ class Corpus(Section):
     """Prompts kept for the evaluation; no training stage sees them."""
     overlap: Annotated[int, Field(ge=2)]
     """A training text that shares this many consecutive words with a held-out text is dropped."""
+
+    @model_validator(mode="after")
+    def _something_to_fit_the_judge_on(self) -> Corpus:
+        if self.judge.kind == "fitted" and self.judge.rated is None and self.source.kind != "embedded":
+            raise ValueError(
+                "judge.rated is null, but only the embedded source brings ratings: expected a table of text and rating"
+            )
+        return self
 
 
 class EmbeddedSource(Section):
@@ -54,7 +68,7 @@ class EmbeddedSource(Section):
     """Training prompts, for samples and ppo."""
     pairs: Whole
     """Off-policy pairs made from the human ratings."""
-    pair_gap: Positive
+    pair_gap: Annotated[float, Field(gt=0, lt=8)]
     """Smallest difference of the two mean ratings (scale -4 to 4) in an off-policy pair."""
 
 
@@ -66,14 +80,34 @@ Column = Literal[
 class Table(Section):
     """Rows of a JSONL or parquet file (or a glob of them), or of a hub data set, with their column names."""
 
-    path: str
+    path: Text
     """A path below `corpus.data`, or a hub data set id when `hub` is true."""
     hub: bool
     """Whether `path` names a hub data set."""
-    split: str | None
+    split: Text | None
     """Split of a hub data set."""
-    columns: dict[Column, str]
+    columns: dict[Column, Text]
     """Our name -> the column's name in the file."""
+
+    @model_validator(mode="after")
+    def _split_of_a_hub_data_set(self) -> Table:
+        if self.hub and self.split is None:
+            raise ValueError("split is null, but hub is true: a hub data set needs its split, such as train")
+        if not self.hub and self.split is not None:
+            raise ValueError(f"split is {self.split!r}, but hub is false: a file has none, expected null")
+        return self
+
+    @model_validator(mode="after")
+    def _below_the_data(self) -> Table:
+        if not self.hub and (Path(self.path).is_absolute() or ".." in Path(self.path).parts):
+            raise ValueError(f"path is {self.path!r}, expected a path below corpus.data")
+        return self
+
+    @model_validator(mode="after")
+    def _one_owner_and_name(self) -> Table:
+        if self.hub and not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?", self.path):
+            raise ValueError(f"path is {self.path!r}, but hub is true: expected owner/name or owner/name@revision")
+        return self
 
 
 class FileSource(Section):
@@ -88,7 +122,31 @@ class FileSource(Section):
     """prompt, or messages; null: split off the prompts by a hash of their text."""
     preferences: Table | None
     """prompt, chosen and rejected: off-policy pairs. Also votes, where several people compared the two: a list of
-    chosen, rejected and tie (null: did not vote), whose majority then says which answer is the chosen one."""
+    chosen, rejected and tie (null: did not vote), whose majority then says which answer is the chosen one.
+    No prompt where the two are whole chats or (reward) whole texts."""
+
+    @model_validator(mode="after")
+    def _columns_of_demonstrations(self) -> FileSource:
+        _require(self.demonstrations, "demonstrations", {"messages"}, {"prompt", "answer"})
+        return self
+
+    @model_validator(mode="after")
+    def _columns_of_prompts(self) -> FileSource:
+        _require(self.prompts, "prompts", {"prompt"}, {"messages"})
+        return self
+
+    @model_validator(mode="after")
+    def _columns_of_held_out(self) -> FileSource:
+        _require(self.held_out, "held_out", {"prompt"}, {"messages"})
+        return self
+
+    @model_validator(mode="after")
+    def _columns_of_preferences(self) -> FileSource:
+        _require(self.preferences, "preferences", *_PAIRS)
+        return self
+
+
+_PAIRS = tuple({"chosen", "rejected", *prompt, *votes} for prompt in (["prompt"], []) for votes in ([], ["votes"]))
 
 
 class FittedJudge(Section):
@@ -100,14 +158,19 @@ class FittedJudge(Section):
     ridge: Positive
     """Strength of the L2 penalty."""
 
+    @model_validator(mode="after")
+    def _columns_of_rated(self) -> FittedJudge:
+        _require(self.rated, "rated", {"text", "rating"})
+        return self
+
 
 class ClassifierJudge(Section):
     """A Hugging Face sequence classifier: log-odds of `label` (or the only output)."""
 
     kind: Literal["classifier"]
-    model: str
+    model: Text
     """A folder below `corpus.data`, or a hub id (`id@revision`)."""
-    label: str | None
+    label: Text | None
     """The label that means "good"; null for a model with one output."""
 
 
@@ -181,8 +244,13 @@ class HumanJudge(Section):
 
     @model_validator(mode="after")
     def _columns_of_verdicts(self) -> HumanJudge:
-        wanted = {"prompt", "first", "second", "verdict"}
-        if set(self.verdicts.columns) != wanted:
-            given = ", ".join(sorted(self.verdicts.columns)) or "nothing"
-            raise ValueError(f"verdicts.columns names {given}, expected prompt, first, second, verdict")
+        _require(self.verdicts, "verdicts", {"prompt", "first", "second", "verdict"})
         return self
+
+
+def _require(table: Table | None, key: str, *wanted: set[str]) -> None:
+    """Raise ValueError unless the table's columns are exactly one of `wanted`: another one would be read by nobody."""
+    if table is not None and set(table.columns) not in wanted:
+        given = ", ".join(sorted(table.columns)) or "nothing"
+        expected = " or ".join("{" + ", ".join(sorted(names)) + "}" for names in wanted)
+        raise ValueError(f"{key}.columns names {given}, expected {expected}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -81,38 +80,67 @@ class PPO(Section):
     """Scale the rollout's token rewards to standard deviation 1; their mean stays."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> PPO:
-        faults = [*self._sizes(), *self._without_effect()]
-        if self.kl.kind == "adaptive" and self.episodes / self.kl.horizon >= 5:
-            faults.append(
-                f"episodes / kl.horizon is {self.episodes / self.kl.horizon:g}, expected below 5: the coefficient would"
-                " turn negative"
+    def _whole_minibatches(self) -> PPO:
+        if self.episodes % self.optimiser.batch:
+            raise ValueError(
+                f"episodes ({self.episodes}) must be a multiple of optimiser.batch ({self.optimiser.batch})"
             )
-        if self.dual_clip is not None and self.dual_clip <= 1 + self.clip:
-            faults.append(f"dual_clip ({self.dual_clip:g}) must be above 1 + clip ({1 + self.clip:g})")
-        if faults:
-            raise ValueError("; ".join(faults))
         return self
 
-    def _sizes(self) -> Iterator[str]:
-        if self.episodes % self.optimiser.batch:
-            yield f"episodes ({self.episodes}) must be a multiple of optimiser.batch ({self.optimiser.batch})"
+    @model_validator(mode="after")
+    def _whole_groups(self) -> PPO:
         if self.episodes % self.advantage.group:
-            yield f"episodes ({self.episodes}) must be a multiple of advantage.group ({self.advantage.group})"
+            raise ValueError(
+                f"episodes ({self.episodes}) must be a multiple of advantage.group ({self.advantage.group})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _updates_of_the_policy(self) -> PPO:
         if self.advantage.kind == "gae" and self.advantage.critic.warmup >= self.updates:
-            yield (
+            raise ValueError(
                 f"advantage.critic.warmup ({self.advantage.critic.warmup}) leaves no update to the policy"
                 f" (updates: {self.updates})"
             )
-        if self.advantage.kind == "reinforce" and self.advantage.baseline == "batch" and self.episodes < 2:
-            yield "advantage.baseline batch compares answers of a rollout, and episodes is 1"
+        return self
 
-    def _without_effect(self) -> Iterator[str]:
-        """Settings that rloo and grpo, which see only the sum of an answer's rewards, cannot honour."""
-        if self.advantage.kind not in ("rloo", "grpo"):
-            return
+    @model_validator(mode="after")
+    def _answers_to_compare(self) -> PPO:
+        if self.advantage.kind == "reinforce" and self.advantage.baseline == "batch" and self.episodes < 2:
+            raise ValueError("advantage.baseline batch compares answers of a rollout, and episodes is 1")
+        return self
+
+    @model_validator(mode="after")
+    def _coefficient_stays_positive(self) -> PPO:
+        if self.kl.kind == "adaptive" and self.episodes / self.kl.horizon >= 5:
+            raise ValueError(
+                f"episodes / kl.horizon is {self.episodes / self.kl.horizon:g}, expected below 5: the coefficient would"
+                " turn negative"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _second_clip_above_the_first(self) -> PPO:
+        if self.dual_clip is not None and self.dual_clip <= 1 + self.clip:
+            raise ValueError(f"dual_clip ({self.dual_clip:g}) must be above 1 + clip ({1 + self.clip:g})")
+        return self
+
+    # What rloo and grpo, which see only the sum of an answer's rewards, cannot honour.
+
+    @model_validator(mode="after")
+    def _place_of_the_score(self) -> PPO:
         kind = self.advantage.kind
-        if self.score_place == "spread":
-            yield f"score_place spread changes nothing with advantage {kind}, which sums an answer's rewards: use last"
-        if self.whiten_rewards:
-            yield f"whiten_rewards with advantage {kind} would pay an answer for its length: its tokens keep their mean"
+        if kind in ("rloo", "grpo") and self.score_place == "spread":
+            raise ValueError(
+                f"score_place spread changes nothing with advantage {kind}, which sums an answer's rewards: use last"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_of_tokens(self) -> PPO:
+        kind = self.advantage.kind
+        if kind in ("rloo", "grpo") and self.whiten_rewards:
+            raise ValueError(
+                f"whiten_rewards with advantage {kind} would pay an answer for its length: its tokens keep their mean"
+            )
+        return self
