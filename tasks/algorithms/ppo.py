@@ -55,7 +55,7 @@ def clipped_policy_loss(
     cut = bounded > free
     if dual_clip is not None:
         ceiling = _above_the_band(dual_clip, clip) * advantages.clamp(max=0).neg()
-        beyond = (advantages < 0) & (surrogate > ceiling)
+        beyond = surrogate > ceiling  # never where A >= 0: the surrogate is not positive there
         surrogate, cut = torch.where(beyond, ceiling, surrogate), cut | beyond
     loss = masked_sum(surrogate, mask) / divisor
     with torch.no_grad():
