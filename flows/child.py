@@ -106,6 +106,13 @@ def stop_all() -> None:
                 child.wait(seconds)
 
 
+def kill_all() -> None:
+    """End every running child with its whole process group at once."""
+    for child in list(_running):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
 def _error(lines: list[str]) -> str:
     """The stage's own message where it has one, or the last line of its traceback, or what DVC says."""
     own = [number for number, line in enumerate(lines) if line.startswith("error: ")]

@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TypeVar
 
 from prefect import State, flow, get_run_logger, task
@@ -35,6 +38,9 @@ from tasks.runtime.terminal import duration, printable
 
 ON_TERMINAL = "RLHF_ON_TERMINAL"
 """Environment, set by `main`: lines go to the terminal as they are, besides to Prefect's log."""
+END_IN = 4.5
+"""Seconds that the flow has to put things in order after Ctrl-C; a stage has 3 of them."""
+INTERRUPTED = "interrupted: the same command goes on from the stages that are finished and the last checkpoint"
 T = TypeVar("T")
 _gpu = Slot()
 _passing: set[str] = set()
@@ -188,6 +194,25 @@ def _silence_console() -> None:
             handler.setLevel(logging.CRITICAL)
 
 
+def _end_in_time() -> None:
+    """See that Ctrl-C ends everything within END_IN seconds: what is slow to end (a stage, a server) is killed."""
+
+    def end() -> None:
+        time.sleep(END_IN)
+        child.kill_all()
+        with contextlib.suppress(OSError):
+            os.write(2, f"{INTERRUPTED}\n".encode())
+        os._exit(130)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        threading.Thread(target=end, daemon=True).start()
+        signal.default_int_handler(number, frame)
+
+    # Where it is ignored (nohup, a background job of a script) it stays so.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+
+
 def _run_here(target: str, force: bool, push: bool) -> State[None]:
     """Run the flow in this process, against the user's Prefect server or one that lives as long as the run."""
     os.environ[ON_TERMINAL] = "1"
@@ -206,13 +231,14 @@ def main() -> int:
     parser.add_argument("--force", action="store_true", help="run every stage, whether up to date or not")
     parser.add_argument("--push", action="store_true", help="then push to the DVC remote and check what is there")
     arguments = parser.parse_args()
+    _end_in_time()
     try:
         state = _run_here(arguments.target, arguments.force, arguments.push)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on from the stages that are finished", file=sys.stderr)
+        print(INTERRUPTED, file=sys.stderr)
         return 130
     if not state.is_completed():
         raised = state.result(raise_on_failure=False) if state.data is not None else None

@@ -16,6 +16,10 @@ PARTIAL = Path(".rlhf/partial")
 RETRY_LATER = 75
 PACKAGES = ("pydantic", "yaml", "psutil", "torch", "transformers")
 """Without one of these, this is the wrong Python."""
+SLOW = (
+    "this processor has no bfloat16 units (AVX512-BF16 or AMX), and computes it many times slower than float32: set"
+    " shared.precision: float32"
+)
 USAGE = "usage: python -m tasks STAGE     (a stage of dvc.yaml, such as sft or evaluation@dpo)"
 
 
@@ -68,6 +72,7 @@ def execute(address: str) -> None:
     _require_inputs(binding)
     process.prepare_environment(downloads=binding.word in ("base", "corpus"))
     process.stop_on_sigterm()
+    process.end_in_time(lambda: f"{address} interrupted: {_resumption(address)}")
     if "DVC_STAGE" in os.environ:
         # Started by DVC, whose death must not leave a trainer behind; by hand, nohup and tmux keep their meaning.
         process.die_with_parent()
@@ -115,11 +120,14 @@ def _run(params: Any, binding: Any) -> None:
 def _work(shared: Any, section: Any, binding: Any) -> dict[str, Any]:
     """Make the artefact beside its place: a folder in runs/ is never half of one. Returns the final figures."""
     from tasks.errors import UserError
+    from tasks.runtime import record, stage, surroundings
 
     partial = PARTIAL / binding.address
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     run = importlib.import_module(f"tasks.{binding.word}").run
+    if shared.precision == "bfloat16" and stage.uses_gpu(binding.word) and surroundings.slow_bfloat16():
+        record.note(SLOW)
     metrics: dict[str, Any] = run(shared, section, **binding.inputs, out=partial)
     if not any(partial.iterdir()):
         raise UserError(f"stage {binding.address} wrote nothing")

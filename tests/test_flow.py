@@ -22,7 +22,7 @@ from tasks.runtime.terminal import printable
 from tests import stubs
 from tests.conftest import environment as variables
 from tests.conftest import run_in
-from tests.test_runner import SLEEPING, gone, holder, wait_for
+from tests.test_runner import DEEP, SLEEPING, gone, holder, wait_for
 
 
 def flow(folder: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
@@ -235,6 +235,25 @@ def test_neither_stage_nor_server_outlives_the_flow(stubbed, number):
     finally:
         running.kill()
         running.wait()
+
+
+def test_ctrl_c_ends_a_stage_that_does_not_listen(stubbed):
+    stubs.replace(stubbed, "base", DEEP)
+    running = subprocess.Popen(
+        [sys.executable, "-m", "flows.pipeline", "base"],
+        cwd=stubbed,
+        env=variables(RLHF_TRACKING="off"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for((stubbed / "started").exists, 120)
+    below = psutil.Process(running.pid).children(recursive=True)
+    os.killpg(running.pid, signal.SIGINT)
+    assert running.wait(30) == 130
+    assert "interrupted: the same command goes on" in running.stdout.read()
+    wait_for(lambda: all(gone(process.pid) for process in below), 20)
 
 
 def test_the_slot_is_held_by_one_and_goes_to_the_first_in_the_plan():

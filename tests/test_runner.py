@@ -26,6 +26,16 @@ def run(shared, cfg, *, out, **inputs):
 """
 
 
+DEEP = """
+import hashlib
+from pathlib import Path
+def run(shared, cfg, *, out, **inputs):
+    Path("started").touch()
+    # One call into C, minutes long, without the interpreter's lock: as a backward pass of a large model.
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", 2**31 - 1)
+"""
+
+
 def stage(folder: Path, address: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return run_in(folder, "tasks", address, **{"RLHF_TRACKING": "off", **variables})
 
@@ -37,8 +47,8 @@ def wait_for(condition, seconds: float = 30.0) -> None:
         time.sleep(0.05)
 
 
-def start_sleeping(folder: Path, *command: str) -> subprocess.Popen[str]:
-    stubs.replace(folder, "base", SLEEPING)
+def start_sleeping(folder: Path, *command: str, code: str = SLEEPING) -> subprocess.Popen[str]:
+    stubs.replace(folder, "base", code)
     child = subprocess.Popen(
         [sys.executable, "-m", *command],
         cwd=folder,
@@ -223,3 +233,24 @@ def test_params_of_a_test_change_what_dvc_tracks(stubbed):
     change_params(stubbed, {"shared": {"seed": 18}})
     stage(stubbed, "base")
     assert (stubbed / "runs/base/made.txt").read_text() != before
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_long_computation_does_not_keep_it_from_ending(stubbed, number, status):
+    child = start_sleeping(stubbed, "tasks", "base", code=DEEP)
+    child.send_signal(number)
+    assert child.wait(30) == status
+    assert "error: base interrupted: the same command starts it again" in child.stdout.read()
+
+
+def test_a_processor_without_bfloat16_is_told_so(stubbed):
+    """The note depends on this machine's processor; what decides is the list of its features."""
+    features = set(Path("/proc/cpuinfo").read_text().split()) if Path("/proc/cpuinfo").exists() else {"bf16"}
+    for word in ("base", "corpus"):
+        (stubbed / "runs" / word).mkdir(parents=True)
+    change_params(stubbed, {"shared": {"precision": "bfloat16"}})
+    said = stage(stubbed, "sft").stdout
+    assert ("has no bfloat16 units" in said) is not bool({"avx512_bf16", "amx_bf16", "bf16"} & features)
+    assert "bfloat16 units" not in stage(stubbed, "corpus").stdout
+    change_params(stubbed, {"shared": {"precision": "float32"}})
+    assert "bfloat16 units" not in stage(stubbed, "sft").stdout

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -36,6 +36,8 @@ QUIET = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
 }
+END_IN = 3.0
+"""Seconds that a stage has to put things in order after Ctrl-C."""
 _POLL, _GRACE = 2.0, 15.0
 _SHELLS = {"sh", "bash", "dash", "zsh", "fish", "ksh"}
 _PR_SET_PDEATHSIG = 1
@@ -74,6 +76,29 @@ def stop_on_sigterm() -> None:
         raise Stopped
 
     signal.signal(signal.SIGTERM, stop)
+
+
+def end_in_time(said: Callable[[], str], seconds: float = END_IN) -> None:
+    """See that SIGINT and SIGTERM end this process within about `seconds`, whatever the main thread is doing.
+
+    Python handles a signal between two of its own instructions, and one backward pass of a large model is one. The
+    kernel frees the locks, and the companion closes the MLflow run. said: the last line, for the user.
+    """
+    seen, signalled = os.pipe()
+    os.set_blocking(signalled, False)
+    # Written at once, by the C handler.
+    signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        number = 0
+        while number not in (signal.SIGINT, signal.SIGTERM):
+            number = os.read(seen, 1)[0]
+        time.sleep(seconds)
+        with contextlib.suppress(OSError):
+            os.write(2, f"error: {said()}\n".encode())
+        os._exit(128 + number)
+
+    threading.Thread(target=watch, name="end-in-time", daemon=True).start()
 
 
 def die_with_parent() -> None:

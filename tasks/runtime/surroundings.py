@@ -29,6 +29,21 @@ def device() -> dict[str, str]:
     return {"device": str(used), "threads": str(torch.get_num_threads())}
 
 
+def slow_bfloat16() -> bool:
+    """Whether the stage computes on a processor that has no bfloat16 units, where it is many times slower than float32.
+
+    False where that cannot be told.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return False
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith(("flags", "Features")):
+                return not {"avx512_bf16", "amx_bf16", "bf16"} & set(line.split())
+    return False
+
+
 def _processor() -> str:
     """Its model's name: math libraries choose their kernels by it."""
     with contextlib.suppress(OSError):
