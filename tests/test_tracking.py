@@ -155,7 +155,7 @@ def test_a_stage_killed_outright_leaves_no_run_open(stubbed):
             return store.execute("select status from runs").fetchall()
         return []
 
-    wait_for(lambda: statuses() == [("KILLED",)], 60)
+    wait_for(lambda: statuses() == [("KILLED",)], 240)
 
 
 def test_a_store_that_cannot_be_reached_is_said_once_and_stops_nothing(stubbed):
@@ -197,7 +197,8 @@ def test_recording_a_step_costs_a_training_step_nothing(stubbed, monkeypatch):
         told.log(step, 200, values, {"tokens_per_second": 1.0})
     per_step = (time.thread_time() - began) / 200
     told.end("FINISHED")
-    assert lines == []
+    wait_for(lambda: not companions(stubbed), 240)
+    assert [line for line in lines if "goes on meanwhile" not in line] == []
     # 2 % of a step of 50 ms, far shorter than one of a real model.
     assert per_step < 0.001
     with sqlite3.connect(stubbed / "mlflow.db") as store:
