@@ -163,4 +163,8 @@ def _fail(message: str) -> int:
 
 
 if __name__ == "__main__":
+    from tasks.runtime.redaction import Redacting
+
+    # Notes, library logs and the traceback of a defect go this way, too.
+    sys.stderr = Redacting(sys.stderr)
     sys.exit(main(sys.argv[1:]))

@@ -167,6 +167,10 @@ ONE: dict[str, tuple[dict[str, Any], str]] = {
         "dpo.optimiser.batch (13) exceeds the 12 pairs that samples.prompts (2) with samples.answers (4) can give: "
         "they do not fill one batch",
     ),
+    "batch larger than the prompts": (
+        {"samples.prompts": 7, "reward.origins": ["sampled"]},
+        "reward.optimiser.batch (8) exceeds samples.prompts (7): they do not fill one batch",
+    ),
     "more evaluated than held out": (
         {"baseline.prompts": 17},
         "baseline.prompts (17) exceeds corpus.held_out (16)",

@@ -325,8 +325,8 @@ def test_nothing_left_is_an_error(stage: Stage) -> None:
     ("overlay", "message"),
     [
         ({"preferences": {"pairs": {"kind": "top_bottom", "k": 3}}}, r"k \(3\) exceeds half of samples.answers \(4\)"),
-        ({"preferences": {"pairs": {"kind": "top_bottom"}}}, "preferences.pairs.top_bottom.k: missing"),
-        ({"preferences": {"pairs": {"kind": "best"}}}, "preferences.pairs: .*'best_worst'"),
+        ({"preferences": {"pairs": {"kind": "top_bottom"}}}, "preferences.pairs.k: missing"),
+        ({"preferences": {"pairs": {"kind": "best"}}}, "preferences.pairs.kind: .*best_worst"),
         (merge(TINY, {"preferences": {"annotators": {"kind": "panel", "size": 3}}}), "annotators is a panel"),
         (
             {
@@ -339,7 +339,7 @@ def test_nothing_left_is_an_error(stage: Stage) -> None:
             {"preferences": {"annotators": {"kind": "panel", "size": 3}}, "reward": {"loss": {"kind": "listwise"}}},
             "annotators is a panel, which labels pairs, but reward.loss is listwise",
         ),
-        ({"preferences": {"annotators": {"kind": "panel", "size": 1}}}, "annotators.panel.size: .* 2"),
+        ({"preferences": {"annotators": {"kind": "panel", "size": 1}}}, "annotators.size: .* 2"),
         ({"samples": {"answers": 1}}, "samples.answers: .* 2"),
         ({"samples": {"answers": 17}}, "samples.answers: .* 16"),
         ({"samples": {"top_p": 0.0}}, "samples.top_p: .* 0"),

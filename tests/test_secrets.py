@@ -5,7 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from flows import workspace
-from tests import planted
+from tests import planted, stubs
+from tests.conftest import run_in
+
+TELLING = """
+import os, sys
+from tasks.runtime import record
+def run(shared, cfg, *, out):
+    record.note("the token is " + os.environ["HF_TOKEN"])
+    print(os.environ["OPENAI_API_KEY"], file=sys.stderr)
+    raise RuntimeError("cannot reach " + os.environ["PIP_INDEX_URL"])
+"""
 
 
 def test_a_whole_run_keeps_secrets_to_itself(tiny: Path) -> None:
@@ -13,6 +23,17 @@ def test_a_whole_run_keeps_secrets_to_itself(tiny: Path) -> None:
     for part in ("flow.log", "dvc.lock", "mlflow.db", "metrics/comparison.json", "runs/ppo", ".dvc/cache"):
         assert (tiny / part).exists(), part
     assert planted.found(tiny, but=(tiny / workspace.MARK, tiny / "tests/planted.py")) == []
+
+
+def test_a_stage_that_says_them_is_not_heard(stubbed: Path) -> None:
+    """In a note, in what a library prints, and in the traceback of a defect."""
+    stubs.replace(stubbed, "base", TELLING)
+    done = run_in(stubbed, "tasks", "base", RLHF_TRACKING="off", **planted.VARIABLES)
+    assert done.returncode == 1
+    assert "the token is ***" in done.stdout
+    assert "RuntimeError: cannot reach https://***@packages.invalid/simple" in done.stdout
+    assert [value for value in planted.VALUES if value in done.stdout] == []
+    assert planted.found(stubbed, but=(stubbed / "tests/planted.py",)) == []
 
 
 def test_the_search_finds_them(tmp_path: Path) -> None:

@@ -147,12 +147,23 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _a_batch_of_pairs_for_dpo(self) -> Params:
-        _fills_a_batch(self, "dpo", self.dpo.origins, self.dpo.optimiser.batch)
+        batch, prompts, answers = self.dpo.optimiser.batch, self.samples.prompts, self.samples.answers
+        # K answers make at most K (K-1) / 2 pairs, so this bound needs no data.
+        most = prompts * answers * (answers - 1) // 2
+        if set(self.dpo.origins) == {"sampled"} and batch > most:
+            raise ValueError(
+                f"dpo.optimiser.batch ({batch}) exceeds the {most} pairs that samples.prompts ({prompts}) with"
+                f" samples.answers ({answers}) can give: they do not fill one batch"
+            )
         return self
 
     @model_validator(mode="after")
-    def _a_batch_of_pairs_for_reward(self) -> Params:
-        _fills_a_batch(self, "reward", self.reward.origins, self.reward.optimiser.batch)
+    def _a_batch_of_prompts_for_reward(self) -> Params:
+        batch, prompts = self.reward.optimiser.batch, self.samples.prompts
+        if set(self.reward.origins) == {"sampled"} and batch > prompts:
+            raise ValueError(
+                f"reward.optimiser.batch ({batch}) exceeds samples.prompts ({prompts}): they do not fill one batch"
+            )
         return self
 
     @model_validator(mode="after")
@@ -235,20 +246,6 @@ def check(raw: Any, where: str) -> Params:
     if found := faults(Params, raw, refused=_REFUSED):
         raise UserError(f"{where} has {len(found)} fault(s):\n" + "\n".join(f"  {fault}" for fault in found))
     return Params.model_validate(raw)
-
-
-def _fills_a_batch(params: Params, word: str, origins: list[Origin], batch: int) -> None:
-    """Raise ValueError where a stage learns from sampled pairs alone and its batch is larger than all there can be.
-
-    K answers make at most K (K-1) / 2 pairs, so this bound needs no data.
-    """
-    prompts, answers = params.samples.prompts, params.samples.answers
-    most = prompts * answers * (answers - 1) // 2
-    if set(origins) == {"sampled"} and batch > most:
-        raise ValueError(
-            f"{word}.optimiser.batch ({batch}) exceeds the {most} pairs that samples.prompts ({prompts}) with"
-            f" samples.answers ({answers}) can give: they do not fill one batch"
-        )
 
 
 def _exist(source: EmbeddedSource | FileSource, word: str, origins: list[Origin]) -> None:

@@ -27,9 +27,13 @@ class GradedMargin(Section):
     """One for each grade, in raw reward; Llama 2 has 0, 1/3, 2/3, 1."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> GradedMargin:
+    def _thresholds_rise(self) -> GradedMargin:
         if sorted(set(self.thresholds)) != self.thresholds:
             raise ValueError(f"thresholds are {self.thresholds}, expected rising numbers")
+        return self
+
+    @model_validator(mode="after")
+    def _a_margin_for_each_grade(self) -> GradedMargin:
         if len(self.margins) != len(self.thresholds) + 1 or sorted(self.margins) != self.margins:
             raise ValueError(
                 f"margins are {self.margins}, expected {len(self.thresholds) + 1} numbers that do not fall: one below"
@@ -89,9 +93,13 @@ class Reward(Section):
     """AdamW and its schedule; batch counts prompts, each with all its pairs, and micro_batch answers."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> Reward:
+    def _frozen_layers_to_reuse(self) -> Reward:
         if self.reuse_activations and self.trainable.kind != "layers":
             raise ValueError(f"reuse_activations is true, but trainable is {self.trainable.kind}: no layer is frozen")
+        return self
+
+    @model_validator(mode="after")
+    def _rankings_to_learn(self) -> Reward:
         if self.loss.kind == "listwise" and "sampled" not in self.origins:
             raise ValueError(
                 f"loss is listwise, but origins are {', '.join(self.origins)}: only sampled answers are ranked, the"
