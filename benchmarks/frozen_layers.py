@@ -58,8 +58,9 @@ def measure(folder: Path, layers: int, variant: str) -> list[float]:
     generator = torch.Generator().manual_seed(0)
     model = models.new_scalar_model(folder, generator)
     models.freeze_below(model, layers)
-    settings = config.load().reward.optimiser
-    master = MasterWeights(model, settings, precision=torch.bfloat16)
+    params = config.load()
+    settings = params.reward.optimiser
+    master = MasterWeights(model, settings, precision=models.PRECISIONS[params.shared.precision])
     draws = torch.randint(5, 1000, (2 * PAIRS, PROMPT + ANSWER), generator=generator).tolist()
     answers = [Completion(row[:PROMPT], row[PROMPT:]) for row in draws]
     score = scoring.scorer(model, fill=0)
