@@ -336,6 +336,10 @@ def test_nothing_left_is_an_error(stage: Stage) -> None:
             "preferences.annotators is a panel",
         ),
         (
+            {"preferences": {"annotators": {"kind": "panel", "size": 3}}, "corpus": {"judge": TINY["corpus"]["judge"]}},
+            "preferences.annotators is a panel, which scatters",
+        ),
+        (
             {"preferences": {"annotators": {"kind": "panel", "size": 3}}, "reward": {"loss": {"kind": "listwise"}}},
             "annotators is a panel, which labels pairs, but reward.loss is listwise",
         ),
