@@ -122,16 +122,16 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_stage(tmp_path, notes):
 
 
 def test_how_often(tmp_path, monkeypatch):
-    """Unset: by cost, 2 % of the time. 1 GB at 500 MB/s is 2 s, due after 100 s; small ones every half minute."""
+    """Unset: by cost, 2 % of the time. 1 GB at 200 MB/s is 5 s, due after 250 s; small ones every half minute."""
     clock = [0.0]
     monkeypatch.setattr(work.time, "monotonic", lambda: clock[0])
     monkeypatch.delenv(work.INTERVAL, raising=False)
     checkpoints = work.Checkpoints(tmp_path)
     found = {}
-    for seconds in (29, 31, 99, 101):
+    for seconds in (29, 31, 249, 251):
         clock[0] = seconds
         found[seconds] = (checkpoints.due(1000), checkpoints.due(10**9))
-    assert found == {29: (False, False), 31: (True, False), 99: (True, False), 101: (True, True)}
+    assert found == {29: (False, False), 31: (True, False), 249: (True, False), 251: (True, True)}
     monkeypatch.setenv(work.INTERVAL, "0")
     assert work.Checkpoints(tmp_path).due(10**12)
     assert not work.Checkpoints(None).due(0)

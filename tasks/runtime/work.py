@@ -26,7 +26,7 @@ SHARE = 0.02
 """Share of a stage's time that its checkpoints may take, unless INTERVAL says otherwise."""
 LEAST = 30.0
 """Seconds between two checkpoints at least, however cheap they are, unless INTERVAL says otherwise."""
-EXPECTED_SPEED = 500e6
+EXPECTED_SPEED = 200e6
 """Bytes per second that the first checkpoint is expected to be written with; later ones know the last one's."""
 KEEP = 2
 """Checkpoints kept. The newest may be lost to a failing disk, hence not one."""
