@@ -94,7 +94,7 @@ def run(kills: int, seed: int, folder: Path) -> Tally:
         tally.different += [
             f"{name}/{path}" for path in expected.keys() | found.keys() if expected.get(path) != found.get(path)
         ]
-        tally.orphans += [str(process) for process in _survivors(name)]
+        tally.orphans += _orphans(name)
         tally.locks += held_locks(place)
         tally.running += unfinished_runs(place)
         tally.duplicates += duplicate_points(place)
@@ -110,12 +110,10 @@ def _weather(place: Path, name: str, kills: int, draw: random.Random, tally: Tal
     """Start, kill, start again, until the pipeline is through."""
     while True:
         number = tally.kills.total()
-        # `dvc repro` alone is the other way in, and has no flow above it.
-        way = "flow" if number % 4 else "dvc"
-        process = _start(place, way, name)
         target, kind = TARGETS[number % 3], SIGNALS[(number // 3) % 3]
-        if way == "dvc" and target == "flow":
-            target = "dvc"
+        # `dvc repro` alone is the other way in, and has no flow above it.
+        way = "flow" if target == "flow" or number % 2 else "dvc"
+        process = _start(place, way, name)
         victim = _wait_for(place, process, target) if number < kills else None
         if victim is None:
             if process.wait() != 0:
@@ -133,12 +131,7 @@ def _weather(place: Path, name: str, kills: int, draw: random.Random, tally: Tal
             tally.kills[label] += 1
             _say(f"{tally.kills.total()}/{kills} {label} ({words})")
         process.wait()
-        deadline = time.monotonic() + PATIENCE
-        while (left := _survivors(name)) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        tally.orphans += [f"{name}: {process}" for process in left]
-        for orphan in left:
-            orphan.kill()
+        tally.orphans += _orphans(name)
 
 
 def _start(place: Path, way: str, name: str) -> subprocess.Popen[bytes]:
@@ -181,6 +174,17 @@ def _survivors(name: str) -> list[psutil.Process]:
             if process.environ().get(MARK) == name and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
+
+
+def _orphans(name: str) -> list[str]:
+    """Those that are still there after PATIENCE seconds; they are ended."""
+    deadline = time.monotonic() + PATIENCE
+    while (left := _survivors(name)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    return [f"{name}: {process}" for process in left]
 
 
 def digests(folder: Path) -> dict[str, str]:
