@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests import storm
 
 
-def test_a_handful_of_kills_leaves_no_trace(tmp_path):
-    tally = storm.run(6, 1, tmp_path)
+def test_a_handful_of_kills_leaves_no_trace(tiny, tmp_path):
+    tally = storm.run(6, 1, tmp_path, tiny)
     assert tally.ok, tally.line()
     assert tally.kills.total() == 6
     assert tally.pipelines == 1
