@@ -117,24 +117,29 @@ def _weather(place: Path, name: str, kills: int, draw: random.Random, tally: Tal
         # `dvc repro` alone is the other way in, and has no flow above it.
         way = "flow" if target == "flow" or number % 2 else "dvc"
         process = _start(place, way, name)
-        victim = _wait_for(place, process, target) if number < kills else None
-        if victim is None:
-            if process.wait() != 0:
-                tally.failures.append(f"{name}: the pipeline ended with {process.returncode}: {_last(place)}")
-                _say(tally.failures[-1])
-                if len(tally.failures) > 5:
-                    raise SystemExit("\n".join(tally.failures))
-                continue
-            return
-        time.sleep(draw.uniform(0, LONGEST))
-        with contextlib.suppress(psutil.NoSuchProcess):
-            label = f"{target} {kind.name}"
-            words = " ".join(victim.cmdline()[-2:])
-            victim.send_signal(kind)
+        if number < kills and (label := _strike(process, target, kind, draw)):
             tally.kills[label] += 1
-            _say(f"{tally.kills.total()}/{kills} {label} ({words})")
-        process.wait()
-        tally.orphans += _orphans(name)
+            _say(f"{tally.kills.total()}/{kills} {label}, {len(list(place.glob('runs/*')))} outs made")
+            process.wait()
+            tally.orphans += _orphans(name)
+        elif process.wait() == 0:
+            return
+        else:
+            tally.failures.append(f"{name}: the pipeline ended with {process.returncode}: {_last(place)}")
+            _say(tally.failures[-1])
+            if len(tally.failures) > 5:
+                raise SystemExit("\n".join(tally.failures))
+
+
+def _strike(root: subprocess.Popen[bytes], target: str, kind: signal.Signals, draw: random.Random) -> str | None:
+    """Signal a process of that kind at a random moment of its life; None where the pipeline ends before."""
+    while (victim := _wait_for(root, target)) is not None:
+        time.sleep(draw.uniform(0, LONGEST))
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            # Ctrl-C reaches the whole process group of the terminal.
+            victim.send_signal(kind) if kind != signal.SIGINT else os.killpg(os.getpgid(victim.pid), kind)
+            return f"{target} {kind.name}"
+    return None
 
 
 def _start(place: Path, way: str, name: str) -> subprocess.Popen[bytes]:
@@ -147,7 +152,7 @@ def _start(place: Path, way: str, name: str) -> subprocess.Popen[bytes]:
         )  # fmt: skip
 
 
-def _wait_for(place: Path, root: subprocess.Popen[bytes], target: str) -> psutil.Process | None:
+def _wait_for(root: subprocess.Popen[bytes], target: str) -> psutil.Process | None:
     """The process of that kind below `root`, or None where the pipeline ends before there is one."""
     while root.poll() is None:
         with contextlib.suppress(psutil.Error):
