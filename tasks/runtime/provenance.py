@@ -8,14 +8,14 @@ import platform
 import subprocess
 from pathlib import Path
 
-from tasks.runtime import fingerprint
+from tasks.runtime import fingerprint, surroundings
 
 LIBRARIES = ("torch", "transformers", "mlflow", "dvc", "prefect", "numpy")
 
 
 def environment() -> dict[str, str]:
     """Tags of code version and libraries. The environment's variables, which may hold secrets, are not read."""
-    tags = {"python": platform.python_version(), "platform": platform.platform()}
+    tags = {"python": platform.python_version(), "platform": platform.platform(), "processor": surroundings.processor()}
     for library in LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             tags[f"version.{library}"] = importlib.metadata.version(library)

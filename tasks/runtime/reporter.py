@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.runtime import record, spool, spooled
+from tasks.runtime import record, spool, spooled, surroundings
 from tasks.runtime.process import PARENT_RUN
 from tasks.runtime.redaction import redacted
 from tasks.runtime.state import State
@@ -74,7 +74,7 @@ class Reporter:
         """
         if self._spool is None:
             return
-        more["tags"] = {**_device(), **more.get("tags", {})}
+        more["tags"] = {**surroundings.device(), **more.get("tags", {})}
         self._spool.end(status, record.figures(metrics or {}, self._group), error=error, **more)
         self._spool.close()
         if not self._resident:
@@ -155,12 +155,3 @@ def _described(start: Mapping[str, Any]) -> dict[str, Any]:
         "parent": os.environ.get(PARENT_RUN, ""),
         "tags": start.get("tags", tags),
     }
-
-
-def _device() -> dict[str, str]:
-    """Tags of the device that the stage used. Asks torch only where the stage has imported it."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return {}
-    used = torch.cuda.get_device_name() if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"
-    return {"device": str(used), "threads": str(torch.get_num_threads())}

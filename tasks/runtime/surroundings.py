@@ -13,7 +13,7 @@ LIBRARIES = ("torch", "transformers", "numpy")
 
 def describe() -> dict[str, str]:
     """Name -> value. Asks torch only where the stage has imported it."""
-    found = {"python": platform.python_version(), "processor": _processor()}
+    found = {"python": platform.python_version(), "processor": processor()}
     for library in LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[library] = importlib.metadata.version(library)
@@ -44,7 +44,7 @@ def slow_bfloat16() -> bool:
     return False
 
 
-def _processor() -> str:
+def processor() -> str:
     """Its model's name: math libraries choose their kernels by it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
