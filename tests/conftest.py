@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ from flows import workspace
 from tasks.runtime import config
 from tests import planted, stubs
 
+# Whoever starts the tests in the background may have SIGINT ignored, and every process below would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).parents[1]
 WORDS = ["good", "bad", "fine", "dull", "warm", "cold", "new", "old"]
 LIMIT = 900
