@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from pathlib import Path
 
 import pytest
 
@@ -20,6 +19,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    terminalreporter.section(f"largest differences from TRL {importlib.metadata.version('trl')} ({Path(__file__).parent.name})")
+    terminalreporter.section(f"largest differences from TRL {importlib.metadata.version('trl')}")
     for quantity, difference in sorted(FOUND.items()):
         terminalreporter.write_line(f"{difference:8.1e}  {quantity}")

@@ -117,7 +117,9 @@ def update(monkeypatch: Any, **changes: Any) -> tuple[list[dict[str, Any]], dict
         log=logged.update,
     )
     monkeypatch.setattr(ppo_trainer, "batch_generation", _generated)
-    monkeypatch.setattr(ppo_trainer, "unwrap_model_for_generation", lambda model, *_, **__: contextlib.nullcontext(model))
+    monkeypatch.setattr(
+        ppo_trainer, "unwrap_model_for_generation", lambda model, *_, **__: contextlib.nullcontext(model)
+    )
     ppo_trainer.PPOTrainer.train(made)
     return accelerator.steps, logged
 

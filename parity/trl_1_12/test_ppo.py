@@ -116,7 +116,11 @@ def test_their_score_comes_one_token_late(monkey):
     torch.testing.assert_close(ours[rows, last], first["scores"])
     torch.testing.assert_close(theirs[~WHOLE, last[~WHOLE]], rollout.TRACE * first["scores"][~WHOLE])
     torch.testing.assert_close(theirs[WHOLE, last[WHOLE]], first["scores"][WHOLE])
-    agree("PPO: TRL's EOS advantage over lambda", ours[MASK], torch.where(WHOLE[:, None], theirs, theirs / rollout.TRACE)[MASK])
+    agree(
+        "PPO: TRL's EOS advantage over lambda",
+        ours[MASK],
+        torch.where(WHOLE[:, None], theirs, theirs / rollout.TRACE)[MASK],
+    )
 
 
 @pytest.mark.parametrize("centre", [True, False], ids=["advantages", "rewards"])
@@ -161,7 +165,9 @@ def test_whitened_advantages_and_rewards_of_a_rollout(plain, monkey):
     counted = ~first["padding_mask_p1"]
     n, mean = int(counted.sum()), masked_mean(first["rewards"], counted)
     ours = whiten(first["rewards"], counted, centre=False)
-    agree("PPO: rewards of a rollout, whitened", ours[counted], ((whitened - mean) * (n / (n - 1)) ** 0.5 + mean)[counted])
+    agree(
+        "PPO: rewards of a rollout, whitened", ours[counted], ((whitened - mean) * (n / (n - 1)) ** 0.5 + mean)[counted]
+    )
 
 
 def test_clipped_policy_loss(plain):
@@ -205,7 +211,9 @@ def test_the_first_minibatch_has_ratio_one(plain):
     first = plain[0][0]
     mask = ~first["padding_mask"][first["rows"]]
     assert (first["new_logprobs"] - first["mb_logprobs"])[mask].abs().max() < 1e-5
-    agree("PPO: loss at ratio 1 is minus the mean advantage", -masked_mean(first["mb_advantage"], mask), first["pg_loss"])
+    agree(
+        "PPO: loss at ratio 1 is minus the mean advantage", -masked_mean(first["mb_advantage"], mask), first["pg_loss"]
+    )
 
 
 def test_their_loss_depends_on_the_split_into_micro_batches(monkey):
@@ -219,7 +227,9 @@ def test_their_loss_depends_on_the_split_into_micro_batches(monkey):
     assert masks[0].sum() != masks[1].sum()
     theirs = sum(step["pg_loss"] for step in pair) / 2
     ours = sum(
-        clipped_policy_loss(s["new_logprobs"], s["mb_logprobs"], s["mb_advantage"], m, clip=rollout.CLIP, count=tokens)[0]
+        clipped_policy_loss(s["new_logprobs"], s["mb_logprobs"], s["mb_advantage"], m, clip=rollout.CLIP, count=tokens)[
+            0
+        ]
         for s, m in zip(pair, masks, strict=True)
     )
     whole = -sum(masked_sum(s["mb_advantage"], m) for s, m in zip(pair, masks, strict=True)) / tokens

@@ -98,8 +98,8 @@ def test_cdpo():
     made = trainer(CPOTrainer, None, beta=BETA, alpha=0.0, loss_type="sigmoid", label_smoothing=0.2)
     agree_on(
         "DPO loss with label smoothing",
-        lambda w, l: LOSSES["sigmoid"](w, l, beta=BETA, label_smoothing=0.2),
-        lambda w, l: made.cpo_loss(w, l)[0],
+        lambda won, lost: LOSSES["sigmoid"](won, lost, beta=BETA, label_smoothing=0.2),
+        lambda won, lost: made.cpo_loss(won, lost)[0],
         [chosen, rejected],
     )
 

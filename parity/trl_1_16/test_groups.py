@@ -16,12 +16,12 @@ from parity.comparison import agree, agree_on_models, gradient
 from parity.trl_1_16.trainer import fused, trainer
 from tasks.algorithms.advantages import STD_FLOOR, grpo, rloo, sample_std
 from tasks.algorithms.kl import k1, k3
+from tasks.algorithms.logprobs import entropy
 from tasks.algorithms.masking import masked_mean
 from tasks.algorithms.rewards import place_score, shaped_rewards
 from tasks.language.batches import Completion, pad
 from tasks.language.policy import Answers, entropy_bonus, kl_to_reference, surrogate
 from tasks.language.scoring import answer_log_probs, answer_logits_and_log_probs
-from tasks.algorithms.logprobs import entropy
 
 GROUP, T, BETA, CLIP = 4, 0.8, 0.05, 0.2
 PROMPTS = tiny.answers(2, seed=21)
@@ -96,7 +96,12 @@ def _grpo(kind="dapo", **settings):
 
 
 def _rloo():
-    return _trainer(RLOOTrainer, lambda prompts, answers: (prompts, answers, answers), reward_clip_range=None, normalize_advantages=False)
+    return _trainer(
+        RLOOTrainer,
+        lambda prompts, answers: (prompts, answers, answers),
+        reward_clip_range=None,
+        normalize_advantages=False,
+    )
 
 
 def _scored(made):
@@ -250,7 +255,9 @@ def test_rloo_gradient_on_fresh_answers():
     advantages = scored["advantages"].unsqueeze(1).expand(BATCH.mask.shape)
     answers = replace(_answers(SAMPLER, advantages), count=len(ROLLOUT))
     loss, _ = surrogate(clip=CLIP, dual_clip=None)(answers)
-    agree("RLOO gradient on fresh answers", gradient(loss, SAMPLER), gradient(made._compute_loss(theirs, scored), theirs))
+    agree(
+        "RLOO gradient on fresh answers", gradient(loss, SAMPLER), gradient(made._compute_loss(theirs, scored), theirs)
+    )
 
 
 def test_their_rloo_clips_whole_answers():
