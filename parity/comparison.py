@@ -12,13 +12,16 @@ FOUND: dict[str, float] = {}
 """Quantity -> the largest difference seen, for the table at the end of a run."""
 
 
-def agree(quantity: str, ours: Tensor, theirs: Tensor) -> None:
-    """Assert that two tensors differ by at most TOLERANCE, relative to the largest entry of theirs."""
+def agree(quantity: str, ours: Tensor, theirs: Tensor, *, unit: float = 0.0) -> None:
+    """Assert that two tensors differ by at most TOLERANCE, relative to the largest entry of theirs.
+
+    unit: the least that they are measured in. A loss is a sum of terms of about 1 nat, which may cancel.
+    """
     ours, theirs = ours.detach().double(), theirs.detach().double()
     assert ours.shape == theirs.shape, f"{quantity}: shapes {tuple(ours.shape)} and {tuple(theirs.shape)}"
     size = theirs.abs().max()
     assert size > 1e-3, f"{quantity}: nothing but 0, so nothing is compared"
-    difference = float((ours - theirs).abs().max() / size)
+    difference = float((ours - theirs).abs().max() / size.clamp_min(unit))
     assert difference <= TOLERANCE, f"{quantity}: differs by {difference:.2g}\nours   {ours}\ntheirs {theirs}"
     FOUND[quantity] = max(FOUND.get(quantity, 0.0), difference)
 
@@ -44,7 +47,7 @@ def agree_on_models(
     quantity: str, our_loss: Tensor, our_model: nn.Module, their_loss: Tensor, their_model: nn.Module
 ) -> None:
     """`agree` on two losses and on the gradients of all weights of the two models that they came from."""
-    agree(quantity, our_loss, their_loss)
+    agree(quantity, our_loss, their_loss, unit=1.0)
     agree(quantity, gradient(our_loss, our_model), gradient(their_loss, their_model))
 
 
