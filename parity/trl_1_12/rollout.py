@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor
@@ -102,7 +103,7 @@ def update(monkeypatch: Any, **changes: Any) -> tuple[list[dict[str, Any]], dict
         args=args,
         accelerator=accelerator,
         model=both,
-        optimizer=torch.optim.SGD(both.parameters(), lr=0.01),
+        optimizer=accelerator.prepare(torch.optim.SGD(both.parameters(), lr=0.01)),
         lr_scheduler=SimpleNamespace(step=lambda: None, get_last_lr=lambda: [0.0]),
         ref_model=copy.deepcopy(REFERENCE),
         reward_model=copy.deepcopy(REWARD),
@@ -120,6 +121,7 @@ def update(monkeypatch: Any, **changes: Any) -> tuple[list[dict[str, Any]], dict
     monkeypatch.setattr(
         ppo_trainer, "unwrap_model_for_generation", lambda model, *_, **__: contextlib.nullcontext(model)
     )
+    np.random.seed(1)  # noqa: NPY002 - TRL shuffles by numpy's own state
     ppo_trainer.PPOTrainer.train(made)
     return accelerator.steps, logged
 
