@@ -2,7 +2,7 @@
 # `python` in dvc.yaml and in these recipes is the environment's, as it stands first on PATH.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv align smoke test storm lint ui clean
+.PHONY: help venv align smoke test parity storm lint ui clean
 
 TARGET ?= comparison
 TESTS ?= tests
@@ -11,6 +11,7 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(
 VENV := .venv
 STAMP := $(VENV)/.installed
 PIP := 26.1.2
+PARITY := .parity
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Threads that wait for work sleep; a spinning thread takes a core from the stage's other processes.
@@ -20,6 +21,7 @@ help:
 	@echo 'make align [TARGET=comparison]  run the pipeline to a stage of dvc.yaml, such as TARGET=evaluation@dpo'
 	@echo 'make smoke                      run the whole graph with a tiny random model, in .smoke/'
 	@echo 'make test [TESTS=tests]         run the tests'
+	@echo 'make parity                     compare losses and gradients with TRL, installed into .parity/'
 	@echo 'make storm [KILLS=50]           kill a tiny pipeline again and again, and compare with one left in peace'
 	@echo 'make lint                       style and types'
 	@echo 'make ui                         open the MLflow and Prefect pages'
@@ -52,6 +54,21 @@ test: export HF_HUB_OFFLINE = 1
 # Two processes, each file's tests in one of them.
 test: $(STAMP)
 	@python -m pytest -n 2 --dist loadfile $(TESTS)
+
+# A process for each release of TRL, which has it first on its path.
+parity: export OMP_NUM_THREADS = 1
+parity: export HF_HUB_OFFLINE = 1
+parity: export TRL_EXPERIMENTAL_SILENCE = 1
+parity: $(PARITY)/.installed
+	@PYTHONPATH=$(PARITY)/trl-1.16.0 python -m pytest parity/trl_1_16
+	@PYTHONPATH=$(PARITY)/trl-1.12.0 python -m pytest parity/trl_1_12
+
+$(PARITY)/.installed: requirements-parity.txt | $(STAMP)
+	@rm -rf $(PARITY)
+	@for pin in $$(sed -n 's/^\(trl==[0-9.]*\).*/\1/p' $<); do \
+		python -m pip install --quiet --no-deps --target $(PARITY)/$${pin/==/-} $$pin || exit 1; \
+	done
+	@touch $@
 
 storm: export OMP_NUM_THREADS = 1
 storm: $(STAMP)
