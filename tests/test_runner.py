@@ -85,7 +85,7 @@ def test_it_writes_the_artefact_the_metrics_and_the_history(stubbed):
 
 
 def test_a_variant_has_its_own_files(stubbed):
-    for word in ("sft", "corpus", "dpo"):
+    for word in ("sft", "corpus", "dpo", "baseline"):
         (stubbed / "runs" / word).mkdir(parents=True)
     assert stage(stubbed, "evaluation@dpo").returncode == 0
     assert (stubbed / "runs/evaluation/dpo/made.txt").exists()
@@ -195,7 +195,7 @@ def test_a_second_process_is_told_who_holds_the_stage(stubbed):
 def test_a_signal_ends_it_and_leaves_no_half_artefact(stubbed, number, status):
     child = start_sleeping(stubbed, "tasks", "base")
     child.send_signal(number)
-    assert child.wait(20) == status
+    assert child.wait(60) == status
     assert not (stubbed / "runs/base").exists()
 
 
@@ -239,7 +239,7 @@ def test_params_of_a_test_change_what_dvc_tracks(stubbed):
 def test_a_long_computation_does_not_keep_it_from_ending(stubbed, number, status):
     child = start_sleeping(stubbed, "tasks", "base", code=DEEP)
     child.send_signal(number)
-    assert child.wait(30) == status
+    assert child.wait(60) == status
     assert "error: base interrupted: the same command starts it again" in child.stdout.read()
 
 

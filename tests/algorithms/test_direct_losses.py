@@ -246,7 +246,14 @@ class TestRegistry:
         optimiser = {"learning_rate": 1.0, "batch": 1, "micro_batch": 1, "epochs": 1, "warmup": 0.0}
         optimiser |= {"weight_decay": 0.0, "max_grad_norm": 1.0, "max_skipped": 3}
         section = config.DPO.model_validate(
-            {**others, "origins": ["file"], "optimiser": optimiser, "drift_warning": 1.0, "kl_prompts": 2}
+            {
+                **others,
+                "origins": ["file"],
+                "trainable": {"kind": "all"},
+                "optimiser": optimiser,
+                "drift_warning": 1.0,
+                "kl_prompts": 2,
+            }
         )
         assert section.loss.hyperparameters == ROWS[kind]
         assert section.loss.scale == ROWS[kind].get("beta", 1.0)
