@@ -20,6 +20,8 @@ from tasks.runtime.process import prepare_environment
 
 SEEDS = (1, 2, 3)
 RESULTS = Path(".rlhf/results")
+_AFTERWARDS = {"page", "plots", "curves", "reading"}
+"""Modules that only read cells."""
 
 
 def main() -> int:
@@ -42,9 +44,8 @@ def main() -> int:
 
 def run(folder: Path, seeds: tuple[int, ...], *, quick: bool) -> None:
     """Every cell, seed by seed."""
-    code = [
-        p for part in ("tasks", "benchmarks/studies") for p in (world.ROOT / part).rglob("*.py") if p.stem != "page"
-    ]
+    files = (p for part in ("tasks", "benchmarks/studies") for p in (world.ROOT / part).rglob("*.py"))
+    code = [p for p in files if p.stem not in _AFTERWARDS]
     for seed in seeds:
         key = cells.digest(world.params(seed, quick=quick).model_dump(mode="json"), code)
         made = world.make(folder / "worlds" / str(seed), seed, key, quick=quick)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,14 +35,14 @@ def common_range(curves: Sequence[Points]) -> float:
 
 def in_order(values: Sequence[float]) -> bool:
     """Whether each value is above the one before."""
-    return all(a < b for a, b in zip(values, values[1:], strict=False))
+    return all(a < b for a, b in itertools.pairwise(values))
 
 
 def falls_while_rising(gold: Sequence[float], proxy: Sequence[float], *, window: int) -> tuple[int, float, float]:
     """Where the gold reward peaks, how far it has fallen at the end, and how far the proxy has risen since.
 
-    Both are smoothed by the mean of `window` neighbours first, so that the peak is no lucky sample. Returns the index of
-    the peak in the smoothed series, gold(peak) - gold(end) and proxy(end) - proxy(peak).
+    Both are smoothed by the mean of `window` neighbours first, so that the peak is no lucky sample. Returns the index
+    of the peak in the smoothed series, gold(peak) - gold(end) and proxy(end) - proxy(peak).
     Errors: ValueError for series of different lengths or shorter than the window.
     """
     if len(gold) != len(proxy) or len(gold) < window:

@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 
 matplotlib.use("agg")
-from matplotlib import pyplot as plt  # noqa: E402  (the backend without a screen comes first)
+from matplotlib import pyplot as plt
 
 Points = Sequence[tuple[float, float]]
 DISTANCE = "distance from SFT, sqrt(KL in nats per answer)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from tasks.algorithms.kl import best_of_n_kl
 from tasks.algorithms.ordering import ordered
 from tasks.language import models
 from tasks.language.batches import Completion
-from tasks.runtime import records, work
+from tasks.runtime import work
 
 Figures = Mapping[str, Any]
 

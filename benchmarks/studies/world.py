@@ -1,4 +1,4 @@
-"""A world: one seed's data, gold reward, base model, SFT policy, pairs and reward model, made by the product's stages."""
+"""A world: one seed's data, gold reward, base, SFT policy, pairs and reward model, made by the product's stages."""
 
 from __future__ import annotations
 
