@@ -61,9 +61,9 @@ def test_figures_over_seeds_are_shown_with_student_s_interval():
 
 
 def test_the_gold_reward_by_hand():
-    # Share .5, 8 letters: 1 - (.05 / .25)^2 + 1.5 (1 - 1/e)
-    assert gold.reward("alalalal") == pytest.approx(1 - 0.04 + 1.5 * (1 - math.exp(-1)))
-    assert gold.reward("") == pytest.approx(1 - 2.2**2)
+    # Share .5, 8 letters: 1 - (.15 / .15)^2 + 1.5 (1 - 1/e)
+    assert gold.reward("alalalal") == pytest.approx(1.5 * (1 - math.exp(-1)))
+    assert gold.reward("") == pytest.approx(1 - (7 / 3) ** 2)
     assert gold.score(["x:", "y:"], ["aa", "ll"]) == [gold.reward("aa"), gold.reward("ll")]
 
 

@@ -43,16 +43,21 @@ def main() -> int:
 
 
 def run(folder: Path, seeds: tuple[int, ...], *, quick: bool) -> None:
-    """Every cell, seed by seed."""
+    """Every cell that is not there yet."""
     files = (p for part in ("tasks", "benchmarks/studies") for p in (world.ROOT / part).rglob("*.py"))
     code = [p for p in files if p.stem not in _AFTERWARDS]
-    for seed in seeds:
-        key = cells.digest(world.params(seed, quick=quick).model_dump(mode="json"), code)
-        made = world.make(folder / "worlds" / str(seed), seed, key, quick=quick)
-        for study, setting in chosen(quick=quick):
+    keys = {seed: cells.digest(world.params(seed, quick=quick).model_dump(mode="json"), code) for seed in seeds}
+    for study, setting in chosen(quick=quick):
+        for seed, key in keys.items():
             begun, cell = time.process_time(), cells.Cell(study, setting, seed)
-            if cells.fill(cell, folder, key, partial(STUDIES[study].settings[setting], made)):
-                print(f"seed {seed}  {study:16} {setting:12} {time.process_time() - begun:6.1f} s of CPU", flush=True)
+            compute = partial(_computed, cell, folder, key, quick=quick)
+            if cells.fill(cell, folder, key, compute):
+                print(f"{study:16} {setting:12} seed {seed} {time.process_time() - begun:6.1f} s of CPU", flush=True)
+
+
+def _computed(cell: cells.Cell, folder: Path, key: str, *, quick: bool) -> cells.Figures:
+    made = world.make(folder / "worlds" / str(cell.seed), cell.seed, key, quick=quick)
+    return STUDIES[cell.study].settings[cell.setting](made)
 
 
 def chosen(*, quick: bool) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 VOWELS = frozenset("aeio")
-BEST_SHARE, WIDTH = 0.55, 0.25
+BEST_SHARE, WIDTH = 0.35, 0.15
 LENGTH_WEIGHT, LENGTH_SCALE = 1.5, 8.0
 
 
@@ -19,9 +19,9 @@ def score(prompts: Sequence[str], answers: Sequence[str]) -> list[float]:
 
 
 def reward(answer: str) -> float:
-    """1 - ((s - .55) / .25)^2 + 1.5 (1 - exp(-n / 8)) for an answer of n characters with a share s of vowels.
+    """1 - ((s - .35) / .15)^2 + 1.5 (1 - exp(-n / 8)) for an answer of n characters with a share s of vowels.
 
-    Sampled answers have s near .3, where more vowels are better; beyond .55 more are worse. A reward model that knows
+    SFT's answers have s near .15, where more vowels are better; beyond .35 more are worse. A reward model that knows
     only sampled answers sees the rise and hardly any of the fall. The term in n rises and levels off. Nothing here
     depends on how the answer ends. An empty answer has s = 0.
     """

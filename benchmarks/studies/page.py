@@ -140,17 +140,20 @@ class Page(Results):
             "configured": "attention_dropout .1 in the config, the stage as it is",
             "on": "the same, and the models put into training mode, which the product never does",
         }
-        eos = {"on": "on: such an answer scores -1", "off": "off"}
+        eos = {
+            "on: such an answer scores -1": self.of("coefficient", "0.1"),
+            "off": self.of("eos", "off"),
+        }
         kept = all(value < 1e-5 for name in ("none", "configured") for value in drop[name])
         broken = all(value > 1e-3 for value in drop["on"])
         return "\n".join(
             [
                 "## 4. Rules that are easily lost",
                 "",
-                "The rule for answers without an end-of-sequence token (`ppo.missing_eos`):",
+                "The rule for answers without an end-of-sequence token (`ppo.missing_eos`), at coefficient .1:",
                 "",
                 *table("rule", *COLUMNS),
-                *(self.row(text, found=self.of("eos", s)) for s, text in eos.items()),
+                *(self.row(text, found=found) for text, found in eos.items()),
                 "",
                 "Dropout and the ratio of the first minibatch, before any step: largest absolute log ratio over",
                 "updates and seeds.",
@@ -210,8 +213,8 @@ class Page(Results):
                 f"A PPO run of {found[0]['resumes'] + 1} updates with the adaptive coefficient"
                 f" ({'which changes' if moved else 'which did NOT change'} along the way), stopped and resumed",
                 f"after each of its updates but the last, {sum(f['resumes'] for f in found)} times in all: {same} of",
-                f"{compared} comparisons with the uninterrupted run are identical to the bit (every file of the policy,",
-                "the list of files, the metrics, the figures of every update).",
+                f"{compared} comparisons with the uninterrupted run are identical to the bit (every file of the",
+                "policy, the list of files, the metrics, the figures of every update).",
             ]
         )
 
@@ -220,9 +223,10 @@ def write(folder: Path, out: Path, seeds: Sequence[int], *, quick: bool) -> None
     """The page and its plots in `out`."""
     out.mkdir(parents=True, exist_ok=True)
     page = Page(folder, seeds, quick=quick)
-    parts = [page.frontier(out), page.overoptimisation(out), page.coefficient(), page.switches(), page.pairing()]
     introduction = INTRODUCTION.format(seeds=", ".join(map(str, seeds)))
-    records.write_text(out / "studies.md", "\n\n".join([introduction.rstrip(), *parts, page.resume()]) + "\n")
+    parts = [introduction.rstrip(), page.frontier(out), page.overoptimisation(out), page.coefficient()]
+    parts += [page.switches(), page.pairing(), page.resume()]
+    records.write_text(out / "studies.md", "\n\n".join(parts) + "\n")
 
 
 def _peaks(runs: Sequence[cells.Figures]) -> list[str]:

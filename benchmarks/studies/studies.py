@@ -54,7 +54,7 @@ def reinforced(changes: Mapping[str, Any], world: World) -> Figures:
 
 def best_of(world: World) -> Figures:
     """Best of n of SFT's answers by the reward model, unbiased over all subsets of N answers; KL is analytic."""
-    prompts, drawn = (8, 64) if world.quick else (24, 256)
+    prompts, drawn = (8, 64) if world.quick else (16, 256)
     eyes = Eyes(world)
     tables = _judged(eyes, prompts, drawn)
     sizes = [2**k for k in range(drawn.bit_length())]
@@ -73,7 +73,7 @@ def best_of(world: World) -> Figures:
 
 def long_run(world: World) -> Figures:
     """A long PPO run that is hardly held: KL, proxy and gold reward of every rollout."""
-    updates = 20 if world.quick else LONG
+    updates = 12 if world.quick else LONG
     changes = {"updates": updates, "kl": {"kind": "fixed", "coefficient": 0.002}}
     eyes = Eyes(world)
     with scratch(world) as out:
@@ -139,7 +139,7 @@ def pairing(pairs: Mapping[str, Any], world: World) -> Figures:
 
 def resumed(world: World) -> Figures:
     """A short PPO run with the adaptive coefficient, stopped and resumed at every update, against one in peace."""
-    updates = 4 if world.quick else 6
+    updates = 4 if world.quick else 5
     kl = {"kind": "adaptive", "coefficient": 0.05, "target": 1.0, "horizon": 128.0}
     section = changed(world.params.ppo, {"updates": updates, "episodes": 32, "kl": kl})
     environment = work.os.environ
@@ -185,16 +185,25 @@ def _judged(eyes: Eyes, prompts: int, answers: int) -> list[tuple[list[float], l
     ]
 
 
-LONG = 60
+LONG = 36
 BETAS = (0.03, 0.1, 0.3, 1.0)
 TARGETS = (0.5, 1.0, 2.0, 4.0)
 COEFFICIENTS = (0.4, 0.1, 0.025, 0.00625)
-_ADAPTIVE = {"kind": "adaptive", "coefficient": 0.1, "horizon": 128.0}
+_ADAPTIVE = {"kind": "adaptive", "coefficient": 0.1, "horizon": 64.0}
 STUDIES: dict[str, Study] = {
     "sft": Study({"sft": sft}, ("sft",)),
-    "best_of_n": Study({"best_of_n": best_of}, ("best_of_n",)),
     "overoptimisation": Study({"ppo": long_run}, ("ppo",)),
-    "resume": Study({"adaptive": resumed}, ("adaptive",)),
+    "best_of_n": Study({"best_of_n": best_of}, ("best_of_n",)),
+    "dpo": Study({f"{beta:g}": partial(direct, beta) for beta in BETAS}, ("0.1", "1")),
+    "ppo": Study(
+        {f"{target:g}": partial(reinforced, {"kl": {**_ADAPTIVE, "target": target}}) for target in TARGETS},
+        ("0.5", "4"),
+    ),
+    "coefficient": Study(
+        {f"{c:g}": partial(reinforced, {"kl": {"kind": "fixed", "coefficient": c}}) for c in COEFFICIENTS},
+        ("0.1", "0.025"),
+    ),
+    "eos": Study({"off": partial(reinforced, {"missing_eos": {"kind": "none"}})}, ("off",)),
     "dropout": Study(
         {
             "none": partial(dropout, 0.0, False),
@@ -203,24 +212,9 @@ STUDIES: dict[str, Study] = {
         },
         ("none", "configured", "on"),
     ),
-    "eos": Study(
-        {
-            "on": partial(reinforced, {"missing_eos": {"kind": "replace", "value": -1.0}}),
-            "off": partial(reinforced, {"missing_eos": {"kind": "none"}}),
-        },
-        ("on", "off"),
-    ),
+    "resume": Study({"adaptive": resumed}, ("adaptive",)),
     "pairing": Study(
         {"best_worst": partial(pairing, {"kind": "best_worst"}), "random": partial(pairing, {"kind": "all"})},
         ("best_worst", "random"),
-    ),
-    "coefficient": Study(
-        {f"{c:g}": partial(reinforced, {"kl": {"kind": "fixed", "coefficient": c}}) for c in COEFFICIENTS},
-        ("0.4", "0.025"),
-    ),
-    "dpo": Study({f"{beta:g}": partial(direct, beta) for beta in BETAS}, ("0.1", "1")),
-    "ppo": Study(
-        {f"{target:g}": partial(reinforced, {"kl": {**_ADAPTIVE, "target": target}}) for target in TARGETS},
-        ("0.5", "4"),
     ),
 }

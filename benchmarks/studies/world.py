@@ -19,7 +19,7 @@ from tasks.runtime import config, document, records
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 CONSONANTS = "lmnrstdk"
-VOWEL_RATE, END_RATE, SHORTEST, LONGEST = 0.3, 0.08, 3, 23
+VOWEL_RATE, END_RATE, SHORTEST, LONGEST = 0.15, 0.08, 3, 23
 """Of the demonstrations: letters are drawn apart, and from 3 on an answer ends after each with probability .08."""
 PROMPTS, HELD_OUT = 1024, 256
 REWARD_PAIRS = ("sft", "samples", "preferences")
