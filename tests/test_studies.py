@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.studies import __main__ as program
-from benchmarks.studies import cells, curves, gold, world
+from benchmarks.studies import cells, curves, gold, page, world
 from benchmarks.studies.studies import STUDIES
 from tasks.errors import UserError
 from tasks.language import judge
@@ -127,3 +127,80 @@ def test_a_corpus_is_that_of_its_seed_and_knows_its_judge(tmp_path):
     contents = {name: [(tmp_path / name / file).read_bytes() for file in files] for name in "abc"}
     assert contents["a"] == contents["b"] != contents["c"]
     assert judge.load(tmp_path / "a/judge").score(["mnt:"], ["alal"]) == [gold.reward("alal")]
+
+
+def _policy(kl: float, gain: float, **more: float) -> dict[str, float]:
+    return {"gold": 1.0 + gain, "proxy": 2 * gain, "kl": kl, "length": 12.0, "finished": 0.9, **more}
+
+
+def _made_up(folder: Path, seeds: tuple[int, ...], *, expected: bool) -> None:
+    """Cells of a world in which everything comes out as expected, or nothing does; every seed alike."""
+    sign, d = (1 if expected else -1), [0.1 * k for k in range(12)]
+    along = {
+        "kl": [x * x for x in d],
+        "gold": [1 + x * (2 - 2 * x) for x in d],
+        "proxy": [sign * x for x in d],
+        "answers": ["aaa"],
+    }
+    one, other = {"pairs": 90, "dpo_kl": 1.0}, {"accuracy": 0.7, "correlation": 0.5, "best_of_16": 1.0, "dpo": 1.0}
+    better = {name: value + sign * 0.1 for name, value in other.items()}
+    found = {
+        ("sft", "sft"): _policy(0.0, 0.0),
+        ("overoptimisation", "ppo"): along,
+        ("best_of_n", "best_of_n"): {name: along[name] for name in ("kl", "gold", "proxy")} | {"n": list(range(1, 13))},
+        ("eos", "off"): _policy(1.0, 1.0),
+        ("dropout", "none"): {"first_log_ratio": 0.0 if expected else 0.1},
+        ("dropout", "configured"): {"first_log_ratio": 1e-7},
+        ("dropout", "on"): {"first_log_ratio": 0.5 if expected else 0.0},
+        ("resume", "adaptive"): {
+            "resumes": 4,
+            "compared": 28,
+            "identical": 28 if expected else 27,
+            "coefficients": [1, 2],
+        },
+        ("pairing", "best_worst"): one | better,
+        ("pairing", "random"): one | other,
+    }
+    for study, order in (("dpo", -1), ("ppo", 1), ("coefficient", sign)):
+        for k, setting in enumerate(STUDIES[study].settings):
+            place = k if order > 0 else 3 - k
+            found[study, setting] = _policy(0.25 * (place + 1) ** 2, 0.1 * place, coefficient=0.1)
+    for (study, setting), figures in found.items():
+        for seed in seeds:
+            cells.fill(cells.Cell(study, setting, seed), folder, "made up", lambda figures=figures: figures)
+
+
+@pytest.mark.parametrize("expected", [True, False])
+def test_the_page_says_what_the_cells_say(tmp_path, expected):
+    _made_up(tmp_path / "cells", (1, 2, 3), expected=expected)
+    page.write(tmp_path / "cells", tmp_path / "docs", (1, 2, 3), quick=False)
+    text = " ".join((tmp_path / "docs/studies.md").read_text().split())
+    over = 3 if expected else 0
+    assert f"goes on rising in {over} of 3 seeds" in text
+    # gain = d (2 - 2 d), of which the best-of-n form knows both numbers; its peak is at 1/2.
+    assert (
+        "| best of n | best-of-n form | 2.00 [2.00, 2.00] | 2.00 [2.00, 2.00] | 1.00 [1.00, 1.00] | 0.50, 0.50, 0.50 |"
+        in text
+    )
+    order = "in order in the mean and in 3 of 3 seeds" if expected else "not in order in the mean and in 0 of 3 seeds"
+    assert all(f"{name} {order}" in text for name in ("proxy reward", "gold reward", "KL"))
+    assert ("NOT" in text) != expected
+    assert f"gold reward of DPO: higher in {over} of 3 seeds" in text
+    assert f"{84 if expected else 81} of 84 comparisons" in text
+    assert {p.name for p in (tmp_path / "docs").glob("*.png")} == {
+        "studies-frontier.png",
+        "studies-overoptimisation.png",
+    }
+
+
+def test_the_same_cells_give_the_same_bytes(tmp_path):
+    _made_up(tmp_path / "cells", (1, 2), expected=True)
+    for name in ("a", "b"):
+        page.write(tmp_path / "cells", tmp_path / name, (1, 2), quick=False)
+    assert all((tmp_path / "b" / p.name).read_bytes() == p.read_bytes() for p in (tmp_path / "a").iterdir())
+
+
+def test_a_quick_page_of_one_seed_has_no_intervals(tmp_path):
+    _made_up(tmp_path / "cells", (1,), expected=True)
+    page.write(tmp_path / "cells", tmp_path / "docs", (1,), quick=True)
+    assert "[0.50" not in (tmp_path / "docs/studies.md").read_text()
