@@ -96,12 +96,12 @@ def test_the_key_changes_with_params_code_and_its_place(tmp_path):
     one, other = tmp_path / "one.py", tmp_path / "other.py"
     one.write_text("x = 1\n")
     other.write_text("y = 2\n")
-    keys = {cells.digest({"beta": 0.1}, [one, other])}
-    assert cells.digest({"beta": 0.1}, [other, one]) in keys
-    keys.add(cells.digest({"beta": 0.2}, [one, other]))
-    keys.add(cells.digest({"beta": 0.1}, [one]))
+    keys = {cells.digest({"beta": 0.1}, [one, other], tmp_path)}
+    assert cells.digest({"beta": 0.1}, [other, one], tmp_path) in keys
+    keys.add(cells.digest({"beta": 0.2}, [one, other], tmp_path))
+    keys.add(cells.digest({"beta": 0.1}, [one], tmp_path))
     other.write_text("y = 3\n")
-    keys.add(cells.digest({"beta": 0.1}, [one, other]))
+    keys.add(cells.digest({"beta": 0.1}, [one, other], tmp_path))
     assert len(keys) == 4
 
 

@@ -46,7 +46,8 @@ def run(folder: Path, seeds: tuple[int, ...], *, quick: bool) -> None:
     """Every cell that is not there yet."""
     files = (p for part in ("tasks", "benchmarks/studies") for p in (world.ROOT / part).rglob("*.py"))
     code = [p for p in files if p.stem not in _AFTERWARDS]
-    keys = {seed: cells.digest(world.params(seed, quick=quick).model_dump(mode="json"), code) for seed in seeds}
+    settings = {seed: world.params(seed, quick=quick).model_dump(mode="json") for seed in seeds}
+    keys = {seed: cells.digest(params, code, world.ROOT) for seed, params in settings.items()}
     for study, setting in chosen(quick=quick):
         for seed, key in keys.items():
             begun, cell = time.process_time(), cells.Cell(study, setting, seed)

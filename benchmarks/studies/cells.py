@@ -24,11 +24,11 @@ class Cell:
         return folder / self.study / f"{self.setting}-{self.seed}.json"
 
 
-def digest(params: Mapping[str, Any], files: Iterable[Path]) -> str:
-    """Of everything that a cell's figures depend on: params, and the code with its place."""
+def digest(params: Mapping[str, Any], files: Iterable[Path], root: Path) -> str:
+    """Of everything that a cell's figures depend on: params, and the code with its place below `root`."""
     found = hashlib.sha256(json.dumps(params, sort_keys=True).encode())
     for path in sorted(files):
-        found.update(path.as_posix().encode() + b"\0" + path.read_bytes())
+        found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return found.hexdigest()
 
 
