@@ -2,7 +2,7 @@
 # `python` in dvc.yaml and in these recipes is the environment's, as it stands first on PATH.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv align smoke test parity storm lint ui clean
+.PHONY: help venv align smoke test parity storm results lint ui clean
 
 TARGET ?= comparison
 TESTS ?= tests
@@ -23,6 +23,7 @@ help:
 	@echo 'make test [TESTS=tests]         run the tests'
 	@echo 'make parity                     compare losses and gradients with TRL, installed into .parity/'
 	@echo 'make storm [KILLS=50]           kill a tiny pipeline again and again, and compare with one left in peace'
+	@echo 'make results [QUICK=1]          make the studies of docs/studies.md again: about 10 minutes, QUICK=1: about 2'
 	@echo 'make lint                       style and types'
 	@echo 'make ui                         open the MLflow and Prefect pages'
 	@echo 'make venv [PYTHON=python3.12]   install the pinned packages into .venv (the others do it when needed)'
@@ -73,6 +74,12 @@ $(PARITY)/.installed: requirements-parity.txt | $(STAMP)
 storm: export OMP_NUM_THREADS = 1
 storm: $(STAMP)
 	@python -m tests.storm --kills $(KILLS)
+
+results: export OMP_NUM_THREADS = 1
+results: export HF_HUB_OFFLINE = 1
+# Goes on where it was stopped: finished cells stand in .rlhf/results.
+results: $(STAMP)
+	@python -m benchmarks.studies $(if $(QUICK),--quick)
 
 lint: $(STAMP)
 	@ruff check .
