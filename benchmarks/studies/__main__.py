@@ -46,19 +46,21 @@ def run(folder: Path, seeds: tuple[int, ...], *, quick: bool) -> None:
     """Every cell that is not there yet."""
     files = (p for part in ("tasks", "benchmarks/studies") for p in (world.ROOT / part).rglob("*.py"))
     code = [p for p in files if p.stem not in _AFTERWARDS]
-    settings = {seed: world.params(seed, quick=quick).model_dump(mode="json") for seed in seeds}
-    keys = {seed: cells.digest(params, code, world.ROOT) for seed, params in settings.items()}
+    # Read once: whoever edits params.yaml meanwhile changes the next run.
+    params = {seed: world.params(seed, quick=quick) for seed in seeds}
+    keys = {seed: cells.digest(found.model_dump(mode="json"), code, world.ROOT) for seed, found in params.items()}
     for study, setting in chosen(quick=quick):
         for seed, key in keys.items():
             begun, cell = time.process_time(), cells.Cell(study, setting, seed)
-            compute = partial(_computed, cell, folder, key, quick=quick)
+            planned = world.World(folder / "worlds" / str(seed), params[seed], quick)
+            compute = partial(_computed, cell, planned, key)
             if cells.fill(cell, folder, key, compute):
                 print(f"{study:16} {setting:12} seed {seed} {time.process_time() - begun:6.1f} s of CPU", flush=True)
 
 
-def _computed(cell: cells.Cell, folder: Path, key: str, *, quick: bool) -> cells.Figures:
-    made = world.make(folder / "worlds" / str(cell.seed), cell.seed, key, quick=quick)
-    return STUDIES[cell.study].settings[cell.setting](made)
+def _computed(cell: cells.Cell, planned: world.World, key: str) -> cells.Figures:
+    world.make(planned, key)
+    return STUDIES[cell.study].settings[cell.setting](planned)
 
 
 def chosen(*, quick: bool) -> list[tuple[str, str]]:

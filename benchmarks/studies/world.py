@@ -51,11 +51,12 @@ def changed(section: config.Section, changes: Mapping[str, Any]) -> Any:
     return type(section).model_validate(merge(section.model_dump(), changes))
 
 
-def make(folder: Path, seed: int, digest: str, *, quick: bool) -> World:
-    """The world of `seed` in `folder`; one that is whole and of the same `digest` is taken as it is."""
-    world, mark = World(folder, params(seed, quick=quick), quick), folder / "whole.json"
+def make(world: World, digest: str) -> None:
+    """Run the stages of a world, unless it is there, whole and of the same `digest`."""
+    folder, seed = world.folder, world.params.shared.seed
+    mark = folder / "whole.json"
     if mark.exists() and records.read_json(mark) == digest:
-        return world
+        return
     shutil.rmtree(folder, ignore_errors=True)
     model, tokenizer = pretrained.random_llama(seed)
     models.save(model, tokenizer, folder / "base")
@@ -70,7 +71,6 @@ def make(folder: Path, seed: int, digest: str, *, quick: bool) -> World:
             word = module.__name__.rpartition(".")[2]
             module.run(world.params.shared, section, **world.inputs(*names), out=folder / word)
     records.write_json(mark, digest)
-    return world
 
 
 def write_corpus(out: Path, seed: int, demonstrations: int) -> None:
