@@ -56,13 +56,13 @@ def test_two_clones_share_a_cache_and_a_store(stubbed, tmp_path):
     store = tmp_path / "mlflow.db"
     for clone in clones:
         assert run_in(clone, "dvc", "cache", "dir", "--local", str(tmp_path / "cache")).returncode == 0
-    change_params(clones[1], {"dpo": {"beta": 0.2}})
+    change_params(clones[1], {"dpo": {"loss": {"beta": 0.2}}})
     running = [start(clone, "flows.pipeline", MLFLOW_TRACKING_URI=f"sqlite:///{store}") for clone in clones]
     said = [process.communicate(timeout=600)[0] for process in running]
     assert [process.returncode for process in running] == [0, 0], said
     assert "database is locked" not in "".join(said)
     assert "does not record" not in "".join(said)
-    stages = ["base", "corpus", "sft", "samples", "preferences", "reward", "ppo", "dpo", "comparison"]
+    stages = ["base", "corpus", "sft", "baseline", "samples", "preferences", "reward", "ppo", "dpo", "comparison"]
     found = runs(store)
     for name in [*stages, "evaluation@sft", "evaluation@dpo", "evaluation@ppo"]:
         # A stage that the other clone had just made may come from the shared run cache.
