@@ -18,8 +18,10 @@ from tests.test_runner import wait_for
 SLOW = """
 import time
 from pathlib import Path
+from tasks.runtime import record
 def run(shared, cfg, *, out, **inputs):
     (out / "made.txt").write_text("made")
+    record.log(1, 1, {"train/loss": 1.0})
     Path("started").touch()
     for _ in range(600):
         if Path("go").exists():
@@ -76,6 +78,7 @@ def test_two_clones_share_a_cache_and_a_store(stubbed, tmp_path):
         assert len({(clone / "runs" / name / "made.txt").read_text() for clone in clones}) == 1
 
 
+@long
 def test_two_stages_side_by_side_and_a_reader(stubbed):
     """`dvc repro` of two stages in one clone, and `dvc status` and `dvc metrics show` while they run."""
     for address in ("base", "corpus", "sft", "samples", "preferences"):
