@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flows import workspace
 from tests import planted, stubs
-from tests.conftest import long, run_in
+from tests.conftest import run_in
 
 TELLING = """
 import os, sys
@@ -18,7 +18,6 @@ def run(shared, cfg, *, out):
 """
 
 
-@long
 def test_a_whole_run_keeps_secrets_to_itself(tiny: Path) -> None:
     """Terminal (flow.log), records, metrics, artefacts, MLflow's and Prefect's stores, DVC's cache and lock."""
     for part in ("flow.log", "dvc.lock", "mlflow.db", "metrics/comparison.json", "runs/ppo", ".dvc/cache"):
