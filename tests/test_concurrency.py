@@ -78,7 +78,6 @@ def test_two_clones_share_a_cache_and_a_store(stubbed, tmp_path):
         assert len({(clone / "runs" / name / "made.txt").read_text() for clone in clones}) == 1
 
 
-@long
 def test_two_stages_side_by_side_and_a_reader(stubbed):
     """`dvc repro` of two stages in one clone, and `dvc status` and `dvc metrics show` while they run."""
     for address in ("base", "corpus", "sft", "samples", "preferences"):
