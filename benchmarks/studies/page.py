@@ -22,8 +22,8 @@ are over SFT on the same held-out prompts, KL is in nats per answer, the proxy i
 samples: mean 0, standard deviation 1).
 
 What was tuned, on seed 1 alone and before these runs: the place of the gold reward's peak, the number of pairs, the
-learning rates and the number of updates, so that a run takes seconds and a reward model can be over-optimised. The
-seeds were not chosen.
+learning rates and the number of updates, so that a run takes seconds, and in the hope of a reward model that can be
+over-optimised. The seeds were not chosen.
 """
 
 _SECTIONS: tuple[tuple[Callable[[Page, Path], str], tuple[str, ...]], ...] = (

@@ -77,6 +77,11 @@ def line(*values: str) -> str:
     return "| " + " | ".join(values) + " |"
 
 
+def within(curves: Sequence[Points], limit: float) -> str:
+    """How many points of each seed's curve lie up to `limit`."""
+    return ", ".join(str(sum(d <= limit for d, _ in points)) for points in curves)
+
+
 def minus(a: Sequence[float], b: Sequence[float]) -> list[float]:
     """Differences, seed by seed."""
     return [x - y for x, y in zip(a, b, strict=True)]

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.studies import cells, plots
 from benchmarks.studies.curves import common_range, falls_while_rising, in_order, mean_gain, shown
-from benchmarks.studies.reading import COLUMNS, Results, along, columns, line, minus, table
+from benchmarks.studies.reading import COLUMNS, Results, along, columns, line, minus, table, within
 from tasks.algorithms.overoptimisation import Fit, fit_best_of_n, fit_reinforcement
 
 FORMS: dict[str, Callable[[Any, Any], Fit]] = {"RL form": fit_reinforcement, "best-of-n form": fit_best_of_n}
@@ -52,8 +52,11 @@ class Page(Results):
             "divided by that distance. Only PPO is made to end its answers (`missing_eos`), for which the gold",
             "reward gives nothing: compare the columns length and ended.",
             "",
-            *table("method", "mean gain"),
-            *(line(name, shown(values, sign=True)) for name, values in areas.items()),
+            *table("method", "mean gain", "points within, by seed"),
+            *(line(n, shown(v, sign=True), within(curves[n], limit)) for n, v in areas.items()),
+            "",
+            "A method without points within is known there by its straight line from (0, 0) alone: its mean gain is no",
+            "measurement of weaker settings.",
             "",
             *table("difference, seed by seed", "mean gain"),
             *(line(f"{a} less {b}", shown(minus(areas[a], areas[b]), sign=True)) for a, b in pairs),
@@ -214,5 +217,5 @@ def _peaks(runs: Sequence[cells.Figures]) -> list[str]:
         f"One PPO run of {len(runs[0]['kl'])} updates that is hardly held (fixed coefficient .002). Smoothed over",
         f"{_WINDOW} updates, gold peaks and falls while the proxy goes on rising in {over} of {len(runs)} seeds. The",
         f"peak is at update {peaks}; from there to the end gold changes by {gold},",
-        f"the proxy by {proxy}.",
+        f"the proxy by {proxy}. An interval that holds 0 shows no change.",
     ]
