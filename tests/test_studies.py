@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.studies import __main__ as program
-from benchmarks.studies import cells, curves, gold, page, world
+from benchmarks.studies import cells, curves, gold, page, reading, world
 from benchmarks.studies.studies import STUDIES
 from tasks.errors import UserError
 from tasks.language import judge
@@ -204,3 +204,19 @@ def test_a_quick_page_of_one_seed_has_no_intervals(tmp_path):
     _made_up(tmp_path / "cells", (1,), expected=True)
     page.write(tmp_path / "cells", tmp_path / "docs", (1,), quick=True)
     assert "[0.50" not in (tmp_path / "docs/studies.md").read_text()
+
+
+def test_points_within_the_range_are_counted_by_seed():
+    assert reading.within([[(0.5, 0.0), (1.0, 0.0), (1.1, 0.0)], [(2.0, 1.0)]], 1.0) == "2, 0"
+
+
+def test_a_section_with_fewer_seeds_says_so(tmp_path):
+    _made_up(tmp_path / "cells", (1, 2), expected=True)
+    cells.Cell("resume", "adaptive", 2).path(tmp_path / "cells").unlink()
+    page.write(tmp_path / "cells", tmp_path / "docs", (1, 2), quick=False)
+    text = (tmp_path / "docs/studies.md").read_text()
+    assert text.count("This section has seed") == 1
+    assert text.endswith("This section has seed 1 alone: the run was stopped before the rest.\n")
+    cells.Cell("resume", "adaptive", 1).path(tmp_path / "cells").unlink()
+    with pytest.raises(UserError, match="no seed has all cells of resume"):
+        page.write(tmp_path / "cells", tmp_path / "docs", (1, 2), quick=False)

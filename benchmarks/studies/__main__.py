@@ -20,7 +20,7 @@ from tasks.runtime.process import prepare_environment
 
 SEEDS = (1, 2, 3)
 RESULTS = Path(".rlhf/results")
-_AFTERWARDS = {"page", "plots", "curves", "reading"}
+_AFTERWARDS = {"page", "plots", "curves", "reading", "sections"}
 """Modules that only read cells."""
 
 

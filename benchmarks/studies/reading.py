@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.studies import cells
@@ -11,6 +11,12 @@ from benchmarks.studies.curves import Points, shown
 from benchmarks.studies.studies import STUDIES
 
 COLUMNS = ("KL to SFT", "gold gain", "proxy gain", "length", "ended")
+
+
+def whole_seeds(folder: Path, studies: Iterable[str], seeds: Sequence[int], *, quick: bool) -> list[int]:
+    """The seeds of which every cell of `studies` is there."""
+    wanted = [(s, setting) for s in studies for setting in (STUDIES[s].quick if quick else STUDIES[s].settings)]
+    return [seed for seed in seeds if all(cells.Cell(*names, seed).path(folder).exists() for names in wanted)]
 
 
 class Results:
@@ -69,6 +75,11 @@ def table(*names: str) -> list[str]:
 def line(*values: str) -> str:
     """A row of one."""
     return "| " + " | ".join(values) + " |"
+
+
+def within(curves: Sequence[Points], limit: float) -> str:
+    """How many points of each seed's curve lie up to `limit`."""
+    return ", ".join(str(sum(d <= limit for d, _ in points)) for points in curves)
 
 
 def minus(a: Sequence[float], b: Sequence[float]) -> list[float]:
