@@ -37,7 +37,7 @@ def _present(out: Any, oid: str) -> Path:
     path = Path(out.cache.oid_to_path(oid))
     if not path.exists():
         raise UserError(
-            f"{out} is recorded in dvc.lock, but DVC's cache lacks {path.name} of it (is the disk full?). The workspace"
-            " has it: free some space and run the same command again, which puts it there"
+            f"{out} is recorded in dvc.lock, but DVC's cache lacks {path.name} of it . If the disk was"
+            " full, free some space and run the same command again: the workspace still has it. Else `dvc pull` it"
         )
     return path

@@ -7,16 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flows.graph import Node
-from tasks.runtime import fingerprint, provenance, record, stage
+from tasks.runtime import document, fingerprint, provenance, record, stage
 from tasks.runtime.reporter import Reporter
 
 
 def begin(target: str, nodes: Sequence[Node], say: Callable[[str], None]) -> Reporter:
     """Open the run. Its token is what the stages name as their parent."""
-    params = yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))
+    params = document.read(Path("params.yaml"))
     words = {"shared", *(node.address.partition("@")[0] for node in nodes)}
     commit = provenance.git("rev-parse", "--short", "HEAD")
     start = {

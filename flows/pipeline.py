@@ -235,7 +235,7 @@ def main() -> int:
     try:
         state = _run_here(arguments.target, arguments.force, arguments.push)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {redacted(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(INTERRUPTED, file=sys.stderr)
@@ -245,7 +245,7 @@ def main() -> int:
         if isinstance(raised, BaseException):
             # A defect: a failed stage is a state without an exception.
             traceback.print_exception(raised)
-        print(f"error: {state.message}", file=sys.stderr)
+        print(f"error: {redacted(str(state.message))}", file=sys.stderr)
         return 1
     return 0
 

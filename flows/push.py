@@ -14,6 +14,7 @@ from dvc.repo import Repo
 
 from flows import cache
 from tasks.errors import UserError
+from tasks.runtime.redaction import redacted
 
 _SHOWN = 3
 """Missing files named in the message."""
@@ -58,7 +59,8 @@ def _reason(error: Exception) -> str:
     inner: BaseException = error
     while inner.__cause__ is not None:
         inner = inner.__cause__
-    return f"{str(inner) or str(error) or type(inner).__name__}".replace("\n", " ").rstrip(".")
+    # An address may hold a password.
+    return redacted(f"{str(inner) or str(error) or type(inner).__name__}".replace("\n", " ").rstrip("."))
 
 
 def main() -> int:

@@ -28,8 +28,7 @@ def run(shared: config.Shared, cfg: config.Baseline, *, sft: Path, corpus: Path,
     sampler = Sampler(
         shared.answer_tokens, shared.temperature, tokenizer.eos_token_id, tokenizer.pad_token_id, cfg.batch
     )
-    model = models.load_policy(sft)
-    models.cast_parameters(model, models.PRECISIONS[shared.precision])
+    model = models.load_policy(sft, shared.precision)
     generator = torch.Generator().manual_seed(shared.seed + 2)
     chosen = prompts[: cfg.candidate_prompts] if cfg.candidates else []
     total = len(prompts) + len(chosen)

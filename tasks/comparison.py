@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tasks.algorithms.hacking import proxy_signal
-from tasks.algorithms.intervals import mean_interval, paired_bootstrap
+from tasks.algorithms.intervals import mean_with_interval, paired_bootstrap
 from tasks.algorithms.kl import best_of_n_kl
 from tasks.algorithms.win_rates import probit_gain, win_rate_interval
 from tasks.errors import UserError
@@ -76,8 +76,7 @@ def run(
 def _score(shared: config.Shared, reward: Path, answers: dict[str, _Rows], rows: _Rows) -> None:
     """Add the reward model's normalised score (0 and 1: mean and spread of SFT's own samples) to what it compares: the
     policies' answers, the first baseline answer of each prompt, and the candidates."""
-    tokenizer, model = text.load_tokenizer(reward), models.load_scalar_model(reward)
-    models.cast_parameters(model, models.PRECISIONS[shared.precision])
+    tokenizer, model = text.load_tokenizer(reward), models.load_scalar_model(reward, shared.precision)
     parts = [[(line, line["prompt_tokens"], line["answer_tokens"]) for line in lines] for lines in answers.values()]
     parts += [
         [(a, row["prompt_tokens"], a["tokens"]) for row in rows for a in row["answers"][:1]],
@@ -108,13 +107,13 @@ def _gains(summary: _Row, lines: _Rows, rows: _Rows, confidence: float) -> _Row:
         win = summary["win_rate"]
         gain = {"mean": "rate", "low": "low", "high": "high"}
         return {
-            "proxy": _mean(proxy, confidence),
+            "proxy": mean_with_interval(proxy, confidence=confidence)._asdict(),
             "gold": {name: probit_gain(win[key]) for name, key in gain.items()},
         }
     spread = float(np.std([a["gold"] for row in rows for a in row["answers"]]))
     gold = over_sft("gold", spread or 1.0)
     values = {"proxy": proxy, "gold": gold, "gap": proxy - gold}
-    return {name: _mean(value, confidence) for name, value in values.items()}
+    return {name: mean_with_interval(value, confidence=confidence)._asdict() for name, value in values.items()}
 
 
 def _proxy_alone(cfg: config.Comparison, summary: _Row, gains: _Row) -> _Row:
@@ -159,11 +158,6 @@ def _between(gold: judge.Judge, answers: dict[str, _Rows], settings: _Row) -> di
             table = [[outcome] for outcome in outcomes]
             found[f"{a}_over_{b}"] = win_rate_interval(table, **settings)._asdict() | agreement
     return found
-
-
-def _mean(values: Any, confidence: float) -> dict[str, float]:
-    low, high = mean_interval(values, confidence=confidence)
-    return {"mean": float(np.mean(values)), "low": low, "high": high}
 
 
 def _write(out: Path, cfg: config.Comparison, summaries: _Row, answers: dict[str, _Rows], found: _Row) -> None:

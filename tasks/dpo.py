@@ -137,8 +137,7 @@ def _kl(
     """
     offered = sorted((row for row in rows if row["origin"] in cfg.origins), key=lambda row: row["split"] == "train")
     prompts = list(dict.fromkeys(tuple(row["prompt_tokens"]) for row in offered))[: cfg.kl_prompts]
-    reference = models.load_policy(sft)
-    models.cast_parameters(reference, models.PRECISIONS[shared.precision])
+    reference = models.load_policy(sft, shared.precision)
     ids = (tokenizer.eos_token_id, tokenizer.pad_token_id)
     sampler = Sampler(shared.answer_tokens, shared.temperature, *ids, cfg.optimiser.micro_batch)
     generator = torch.Generator().manual_seed(shared.seed + 5)

@@ -14,7 +14,7 @@ import torch
 
 from tasks.algorithms.fluency import Said, fluency
 from tasks.algorithms.hacking_verdict import hacking_verdict
-from tasks.algorithms.intervals import bootstrap, mean_interval
+from tasks.algorithms.intervals import bootstrap, mean_with_interval
 from tasks.algorithms.length_control import length_controlled_win_rate
 from tasks.algorithms.win_rates import win_rate_interval
 from tasks.errors import UserError
@@ -36,7 +36,7 @@ def run(
     """Write `answers.jsonl` (a held-out prompt a line, with the policy's answer and its figures) and `summary.json`."""
     tokenizer = text.load_tokenizer(sft)
     rows = records.read_jsonl(baseline / "answers.jsonl", "id", "prompt", "prompt_tokens", "answers")
-    tuned, reference = (_load(folder, shared.precision) for folder in (policy, sft))
+    tuned, reference = (models.load_policy(folder, shared.precision) for folder in (policy, sft))
     answers = sample(
         tuned,
         [row["prompt_tokens"] for row in rows],
@@ -82,12 +82,6 @@ def run(
     return summary
 
 
-def _load(folder: Path, precision: str) -> Any:
-    model = models.load_policy(folder)
-    models.cast_parameters(model, models.PRECISIONS[precision])
-    return model
-
-
 def _outcomes(gold: judge.Judge, lines: list[_Row], rows: list[_Row]) -> tuple[list[list[float | None]], _Row]:
     """The policy's share against each baseline answer [P, M], and what a pairwise judge's verdicts were like.
 
@@ -119,10 +113,10 @@ def _summary(
         "confidence": cfg.confidence,
         "win_rate": win_rate_interval(table, **settings)._asdict(),
         "length_controlled": _length_controlled([(lines[i], rows[i], outcomes[i]) for i in judged], settings),
-        "kl": _mean([line["kl"] for line in lines], cfg.confidence),
+        "kl": mean_with_interval([line["kl"] for line in lines], confidence=cfg.confidence)._asdict(),
     }
     if "gold" in lines[0]:
-        summary["gold"] = _mean([line["gold"] for line in lines], cfg.confidence)
+        summary["gold"] = mean_with_interval([line["gold"] for line in lines], confidence=cfg.confidence)._asdict()
         summary["baseline_gold"] = float(np.mean([a["gold"] for row in rows for a in row["answers"]]))
     return summary
 
@@ -170,11 +164,6 @@ def _suspicions(
     found = {name: signal._asdict() for name, signal in signals.items()}
     found["everywhere"]["ngram"] = text.text_of(tokenizer, list(ngram))
     return found
-
-
-def _mean(values: list[float], confidence: float) -> dict[str, float]:
-    low, high = mean_interval(values, confidence=confidence)
-    return {"mean": float(np.mean(values)), "low": low, "high": high}
 
 
 def _show(lines: list[_Row], rows: list[_Row]) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 from tasks.algorithms.kl import KLCoefficient
 from tasks.algorithms.rewards import Penalty
 from tasks.errors import UserError
-from tasks.language import adapters, models, objectives, policy, pretraining, text
-from tasks.language.batches import Completion, epoch_order
+from tasks.language import adapters, demonstrations, models, objectives, policy, pretraining, text
+from tasks.language.batches import epoch_order
 from tasks.language.critic import Critic, NoCritic
 from tasks.language.generation import Sampler
 from tasks.language.optimisation import Guard, MasterWeights
@@ -77,10 +77,10 @@ def _trainer(
     corpus: Path,
 ) -> tuple[Trainer, Actors]:
     """The models, and the functions that the kinds of `cfg` stand for. Policy and reference start as SFT."""
-    model, judge = models.load_policy(sft), models.load_scalar_model(reward)
+    model, judge = models.load_policy(sft), models.load_scalar_model(reward, shared.precision)
     TRAINABLE[cfg.trainable.kind](model, generator, **cfg.trainable.settings)
     # Without its adapters the policy is SFT.
-    reference = model if adapters.settings_of(model) else models.load_policy(sft)
+    reference = model if adapters.settings_of(model) else models.load_policy(sft, shared.precision)
     precision = models.PRECISIONS[shared.precision]
     penalty, penalties = objectives.PENALTIES[cfg.kl_penalty.kind](cfg.kl_penalty.estimator)
     terms = [policy.surrogate(clip=cfg.clip, dual_clip=cfg.dual_clip), *penalties]
@@ -98,8 +98,6 @@ def _trainer(
         fill=tokenizer.pad_token_id,
     )
     critic = _critic(shared, cfg, learner, tokenizer.pad_token_id, generator, sft=sft, reward=reward)
-    for frozen in (reference, judge):
-        models.cast_parameters(frozen, precision)
     adaptive = cfg.kl.kind == "adaptive"
     coefficient = KLCoefficient(
         cfg.kl.coefficient, cfg.kl.target if adaptive else None, cfg.kl.horizon if adaptive else None
@@ -164,18 +162,14 @@ def _demonstrations(shared: config.Shared, cfg: config.PPO, tokenizer: Any, mode
         return pretraining.no_demonstrations
     path = corpus / "demonstrations.jsonl"
     rows = records.read_jsonl(path, "prompt", "answer") if path.exists() else []
-    if len(rows) < cfg.pretraining.batch:
+    completions, _ = demonstrations.completions(
+        rows, tokenizer, shared.format, prompt_tokens=shared.prompt_tokens, answer_tokens=shared.answer_tokens
+    )
+    if len(completions) < cfg.pretraining.batch:
         raise UserError(
-            f"{path} holds {len(rows)} demonstrations, expected at least ppo.pretraining.batch"
+            f"{path} holds {len(completions)} demonstrations, expected at least ppo.pretraining.batch"
             f" ({cfg.pretraining.batch}): lower it, or set ppo.pretraining to null"
         )
-    completions = [
-        Completion(
-            text.prompt_tokens(tokenizer, row["prompt"], shared.format),
-            text.answer_tokens(tokenizer, row["answer"], shared.answer_tokens),
-        )
-        for row in rows
-    ]
     return pretraining.Demonstrations(
         model,
         completions,
@@ -188,7 +182,8 @@ def _demonstrations(shared: config.Shared, cfg: config.PPO, tokenizer: Any, mode
 
 def _settings(row: config.Section) -> dict[str, Any]:
     """What a kind's function takes of its row: the rest is the trainer's."""
-    return row.model_dump(exclude={"kind", "critic", "learning_rate", "warmup", "clip", "coefficient"})
+    own = {"kind", "critic", "learning_rate", "warmup", "clip", "coefficient"}
+    return {name: value for name, value in row if name not in own}
 
 
 def _save(trainer: Trainer, state: dict[str, Any], folder: Path) -> None:

@@ -20,8 +20,7 @@ def run(shared: config.Shared, cfg: config.Samples, *, sft: Path, corpus: Path, 
     if not rows:
         raise UserError(f"{corpus}/prompts.jsonl holds no prompt")
     prompts = [text.prompt_tokens(tokenizer, row["prompt"], shared.format) for row in rows]
-    model = models.load_policy(sft)
-    models.cast_parameters(model, models.PRECISIONS[shared.precision])
+    model = models.load_policy(sft, shared.precision)
     found = sample(
         model,
         prompts,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from tasks.algorithms.supervised import negative_log_likelihood
 from tasks.errors import UserError
-from tasks.language import models, text
+from tasks.language import demonstrations, models, text
 from tasks.language.batches import Batch, Completion, by_length, pack, packs, pad
 from tasks.language.optimisation import MasterWeights, fit
 from tasks.language.packing import require_separable
@@ -26,7 +25,9 @@ def run(shared: config.Shared, cfg: config.SFT, *, base: Path, corpus: Path, out
     """Train on `corpus`, write the policy to `out`. Raises UserError when no demonstration is left."""
     tokenizer = text.load_tokenizer(base)
     rows = records.read_jsonl(corpus / "demonstrations.jsonl", "prompt", "answer")[: cfg.demonstrations]
-    completions, dropped = _completions(rows, tokenizer, shared)
+    completions, dropped = demonstrations.completions(
+        rows, tokenizer, shared.format, prompt_tokens=shared.prompt_tokens, answer_tokens=shared.answer_tokens
+    )
     for reason, rows_lost in sorted(dropped.items()):
         record.note(f"dropped {rows_lost}: {reason}")
     if len(completions) < cfg.optimiser.batch:
@@ -75,30 +76,6 @@ def run(shared: config.Shared, cfg: config.SFT, *, base: Path, corpus: Path, out
         "loss_first": losses_seen[0],
         "loss_last": losses_seen[-1],
     }
-
-
-def _completions(
-    rows: Sequence[dict[str, Any]], tokenizer: Any, shared: config.Shared
-) -> tuple[list[Completion], Counter[str]]:
-    """The demonstrations as ids, and those that have nothing to learn from, counted by reason.
-
-    Prompt and answer share a row of shared.prompt_tokens + shared.answer_tokens: a prompt that is longer than its part
-    shortens the answer, and one that takes all leaves none.
-    """
-    completions, dropped = [], Counter[str]()
-    for row in rows:
-        prompt = text.prompt_tokens(tokenizer, row["prompt"], shared.format)
-        room = shared.prompt_tokens + shared.answer_tokens - len(prompt)
-        answer = text.answer_tokens(tokenizer, row["answer"], min(shared.answer_tokens, room))
-        if not prompt:
-            dropped["the prompt has no token, so nothing scores the answer's first"] += 1
-        elif not answer:
-            dropped["the prompt leaves no room for the answer"] += 1
-        elif answer == [tokenizer.eos_token_id]:
-            dropped["the answer has no token"] += 1
-        else:
-            completions.append(Completion(prompt, answer))
-    return completions, dropped
 
 
 def _parts(

@@ -55,6 +55,20 @@ def run_in(folder: Path, *arguments: str, **variables: str) -> subprocess.Comple
     )
 
 
+def start_in(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    """The same, left running in a process group of its own, as a terminal gives one to a command."""
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        cwd=folder,
+        env=environment(**variables),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of the flow on the tiny profile with the real stages. Shared: leave it as it was.

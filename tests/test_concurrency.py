@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import stubs
-from tests.conftest import change_params, environment, long, run_in
+from tests.conftest import change_params, environment, long, run_in, start_in
 from tests.test_runner import wait_for
 
 SLOW = """
@@ -28,18 +28,6 @@ def run(shared, cfg, *, out, **inputs):
             return {"share": 0.5}
         time.sleep(0.1)
 """
-
-
-def start(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", *arguments],
-        cwd=folder,
-        env=environment(**variables),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
 
 
 def runs(store: Path) -> dict[str, list[str]]:
@@ -60,7 +48,7 @@ def test_two_clones_share_a_cache_and_a_store(stubbed, tmp_path):
     for clone in clones:
         assert run_in(clone, "dvc", "cache", "dir", "--local", str(tmp_path / "cache")).returncode == 0
     change_params(clones[1], {"dpo": {"loss": {"beta": 0.2}}})
-    running = [start(clone, "flows.pipeline", MLFLOW_TRACKING_URI=f"sqlite:///{store}") for clone in clones]
+    running = [start_in(clone, "flows.pipeline", MLFLOW_TRACKING_URI=f"sqlite:///{store}") for clone in clones]
     said = [process.communicate(timeout=600)[0] for process in running]
     assert [process.returncode for process in running] == [0, 0], said
     assert "database is locked" not in "".join(said)
@@ -85,7 +73,7 @@ def test_two_stages_side_by_side_and_a_reader(stubbed):
     stubs.replace(stubbed, "dpo", SLOW)
     stubs.replace(stubbed, "reward", SLOW.replace('Path("started")', 'Path("started-too")'))
     both = [
-        start(stubbed, "dvc", "--wait-for-lock", "repro", "--single-item", address, RLHF_TRACKING="off")
+        start_in(stubbed, "dvc", "--wait-for-lock", "repro", "--single-item", address, RLHF_TRACKING="off")
         for address in ("dpo", "reward")
     ]
     wait_for(lambda: (stubbed / "started").exists() and (stubbed / "started-too").exists(), 60)
@@ -105,7 +93,7 @@ def test_two_stages_side_by_side_and_a_reader(stubbed):
 
 def test_a_second_start_of_a_stage_names_the_holder(stubbed):
     stubs.replace(stubbed, "base", SLOW)
-    first = start(stubbed, "tasks", "base", RLHF_TRACKING="off")
+    first = start_in(stubbed, "tasks", "base", RLHF_TRACKING="off")
     try:
         wait_for((stubbed / "started").exists, 60)
         second = run_in(stubbed, "tasks", "base", RLHF_TRACKING="off")

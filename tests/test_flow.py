@@ -7,7 +7,6 @@ import re
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -19,8 +18,7 @@ from flows.slot import Slot
 from tasks.runtime import stage
 from tasks.runtime.terminal import printable
 from tests import stubs
-from tests.conftest import environment as variables
-from tests.conftest import run_in
+from tests.conftest import run_in, start_in
 from tests.test_runner import DEEP, SLEEPING, gone, holder, wait_for
 
 
@@ -204,15 +202,7 @@ def test_only_a_stage_whose_source_is_out_of_reach_is_tried_again(stubbed):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_neither_stage_nor_server_outlives_the_flow(stubbed, number):
     stubs.replace(stubbed, "base", SLEEPING)
-    running = subprocess.Popen(
-        [sys.executable, "-m", "flows.pipeline", "base"],
-        cwd=stubbed,
-        env=variables(RLHF_TRACKING="off"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    running = start_in(stubbed, "flows.pipeline", "base", RLHF_TRACKING="off")
     try:
         wait_for((stubbed / "started").exists, 60)
         trainer = holder(stubbed)
@@ -237,15 +227,7 @@ def test_neither_stage_nor_server_outlives_the_flow(stubbed, number):
 
 def test_ctrl_c_ends_a_stage_that_does_not_listen(stubbed):
     stubs.replace(stubbed, "base", DEEP)
-    running = subprocess.Popen(
-        [sys.executable, "-m", "flows.pipeline", "base"],
-        cwd=stubbed,
-        env=variables(RLHF_TRACKING="off"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    running = start_in(stubbed, "flows.pipeline", "base", RLHF_TRACKING="off")
     wait_for((stubbed / "started").exists, 120)
     below = psutil.Process(running.pid).children(recursive=True)
     os.killpg(running.pid, signal.SIGINT)

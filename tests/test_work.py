@@ -109,16 +109,33 @@ def test_one_that_is_half_written_is_never_seen(tmp_path, monkeypatch):
     assert (checkpoints.newest() / "state.json").read_text() == "step 2"
 
 
-def test_a_full_disk_costs_the_checkpoint_and_not_the_stage(tmp_path, notes):
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        # As safetensors says it, which knows no errno.
+        RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_costs_the_checkpoint_and_not_the_stage(tmp_path, notes, error):
     checkpoints = saved(tmp_path, 1)
 
     def full(folder: Path) -> None:
         (folder / "state.json").write_text("half")
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise error
 
     checkpoints.save(2, full)
     assert [path.name for path in tmp_path.iterdir()] == ["00000001"]
     assert any("no checkpoint of step 2" in line and "No space left" in line for line in notes)
+
+
+def test_a_defect_in_writing_one_is_not_hidden(tmp_path):
+    def defect(folder: Path) -> None:
+        raise ValueError("a shape that cannot be")
+
+    with pytest.raises(ValueError, match="a shape"):
+        saved(tmp_path, 1).save(2, defect)
+    assert [path.name for path in tmp_path.iterdir()] == ["00000001"]
 
 
 def test_how_often(tmp_path, monkeypatch):

@@ -108,6 +108,19 @@ def mean_interval(x: Numbers, *, confidence: float) -> Interval:
     return float(values.mean() - half), float(values.mean() + half)
 
 
+class Mean(NamedTuple):
+    """A mean with its interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def mean_with_interval(x: Numbers, *, confidence: float) -> Mean:
+    """The mean and `mean_interval`. Errors: as there."""
+    return Mean(float(np.mean(np.asarray(x))), *mean_interval(x, confidence=confidence))
+
+
 def pearson(x: Numbers, y: Numbers) -> float:
     """Linear correlation: sum (x - mx)(y - my) / sqrt(sum (x - mx)^2 sum (y - my)^2), in [-1, 1].
 

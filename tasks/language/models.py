@@ -28,9 +28,9 @@ def device() -> torch.device:
     return torch.device(os.environ.get("RLHF_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def load_policy(folder: Path) -> PreTrainedModel:
-    """The causal language model in `folder`, float32, without dropout, on `device()`."""
-    return _load(AutoModelForCausalLM, folder)
+def load_policy(folder: Path, precision: str = "float32") -> PreTrainedModel:
+    """The causal language model in `folder`, without dropout, on `device()`; parameters rounded to `precision`."""
+    return _load(AutoModelForCausalLM, folder, precision)
 
 
 def new_scalar_model(folder: Path, generator: torch.Generator) -> PreTrainedModel:
@@ -39,7 +39,7 @@ def new_scalar_model(folder: Path, generator: torch.Generator) -> PreTrainedMode
     Source: Ziegler et al. 2019 (code). The container is Hugging Face's sequence classifier, so that a saved reward
     model loads anywhere; its pooling is not used, see `scalars`.
     """
-    model = _load(AutoModelForSequenceClassification, folder, num_labels=1)
+    model = _load(AutoModelForSequenceClassification, folder, "float32", num_labels=1)
     start_head(scalar_head(model), generator)
     return model
 
@@ -54,9 +54,9 @@ def start_head(head: nn.Linear, generator: torch.Generator) -> None:
         head.bias.zero_()
 
 
-def load_scalar_model(folder: Path) -> PreTrainedModel:
-    """The reward model (or critic) in `folder`, head included."""
-    return _load(AutoModelForSequenceClassification, folder)
+def load_scalar_model(folder: Path, precision: str = "float32") -> PreTrainedModel:
+    """The reward model (or critic) in `folder`, head included; parameters rounded to `precision`."""
+    return _load(AutoModelForSequenceClassification, folder, precision)
 
 
 def scalar_head(model: PreTrainedModel) -> nn.Linear:
@@ -133,7 +133,7 @@ def save(
     tokenizer.save_pretrained(out)
 
 
-def _load(kind: Any, folder: Path, **options: Any) -> PreTrainedModel:
+def _load(kind: Any, folder: Path, precision: str, **options: Any) -> PreTrainedModel:
     try:
         model = kind.from_pretrained(
             folder, dtype=torch.float32, trust_remote_code=False, use_safetensors=True, local_files_only=True, **options
@@ -141,7 +141,8 @@ def _load(kind: Any, folder: Path, **options: Any) -> PreTrainedModel:
     except (OSError, ValueError) as error:
         raise UserError(f"{folder} holds no model that can be loaded: {error}") from error
     adapters.merge_into(model, folder)
-    # eval() for good: dropout in any of the four models breaks ratio 1 (facts: it is off, always).
+    cast_parameters(model, PRECISIONS[precision])
+    # eval() for good: dropout in any of the four models breaks ratio 1.
     return model.to(device()).eval()
 
 

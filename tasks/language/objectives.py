@@ -97,23 +97,18 @@ PENALTIES: Mapping[str, Callable[[str], tuple[rewards.Penalty, list[Term]]]] = {
 """Estimator -> what is taken off the rewards, and the terms that join the policy's loss."""
 
 
-def _own(
-    model: PreTrainedModel, generator: torch.Generator, trainable: Mapping[str, Any]
-) -> tuple[PreTrainedModel, Any]:
-    settings = {name: value for name, value in trainable.items() if name not in ("kind", "merge")}
-    TRAINABLE[trainable["kind"]](model, generator, **settings)
+def _own(model: PreTrainedModel, generator: torch.Generator, trainable: Any) -> tuple[PreTrainedModel, Any]:
+    TRAINABLE[trainable.kind](model, generator, **trainable.settings)
     return model, model
 
 
 def _reward_critic(
-    policy: PreTrainedModel, generator: torch.Generator, *, sft: Path, reward: Path, trainable: Mapping[str, Any]
+    policy: PreTrainedModel, generator: torch.Generator, *, sft: Path, reward: Path, trainable: Any
 ) -> Any:
     return _own(critic.from_reward_model(reward), generator, trainable)
 
 
-def _sft_critic(
-    policy: PreTrainedModel, generator: torch.Generator, *, sft: Path, reward: Path, trainable: Mapping[str, Any]
-) -> Any:
+def _sft_critic(policy: PreTrainedModel, generator: torch.Generator, *, sft: Path, reward: Path, trainable: Any) -> Any:
     return _own(critic.from_policy(sft), generator, trainable)
 
 

@@ -176,7 +176,8 @@ class Guard:
         if math.isfinite(norm):
             self._row = 0
         else:
-            self._skip(broken[0] if broken else "gradient_norm", figures)
+            name = broken[0] if broken else "gradient_norm"
+            self._skip(name, figures.get(name, norm))
         return {"gradient_norm": norm, "learning_rate": learning_rate, "skipped": float(self.skipped)}
 
     def state(self) -> dict[str, Any]:
@@ -185,9 +186,9 @@ class Guard:
     def restore(self, state: Mapping[str, Any]) -> None:
         self.skipped, self._row, self._broke = state["skipped"], state["row"], state["broke"]
 
-    def _skip(self, name: str, figures: Mapping[str, float]) -> None:
+    def _skip(self, name: str, value: float) -> None:
         if not self._row:
-            self._broke = f"{name} was {figures.get(name, math.nan):g}"
+            self._broke = f"{name} was {value:g}"
         self._row += 1
         self.skipped += 1
         if self._row >= self._limit:

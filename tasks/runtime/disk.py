@@ -24,7 +24,7 @@ def faults_named() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found = _number(error)
+        found = number(error)
         if found is None:
             raise
         where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
@@ -33,9 +33,9 @@ def faults_named() -> Iterator[None]:
         ) from error
 
 
-def _number(error: BaseException) -> int | None:
-    """The errno of such a fault. Rust libraries (safetensors, tokenizers, pyarrow) give it only in their text."""
+def number(error: BaseException) -> int | None:
+    """The errno of such a fault; None for any other error. Rust libraries (safetensors) give it only in their text."""
     if isinstance(error, OSError) and error.errno in _ADVICE:
         return error.errno
     text = str(error)
-    return next((number for number in _ADVICE if f"(os error {number})" in text or f"[Errno {number}]" in text), None)
+    return next((each for each in _ADVICE if f"(os error {each})" in text or f"[Errno {each}]" in text), None)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from tasks.runtime import record, surroundings
+from tasks.runtime import disk, record, surroundings
 
 WORK = Path(".rlhf/work")
 INTERVAL = "RLHF_CHECKPOINT_SECONDS"
@@ -84,8 +84,10 @@ class Checkpoints:
             for old in self._all()[:-KEEP]:
                 shutil.rmtree(old, ignore_errors=True)
             self._seconds_per_byte = (time.monotonic() - begun) / max(1, size)
-        except OSError as error:
+        except Exception as error:
             shutil.rmtree(partial, ignore_errors=True)
+            if not isinstance(error, OSError) and disk.number(error) is None:
+                raise
             record.note(f"no checkpoint of step {step}: {error}")
         self._started = time.monotonic()
 

@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tasks.algorithms.intervals import bootstrap, mean_interval, paired_bootstrap, pearson, wilson, win_rate
+from tasks.algorithms.intervals import (
+    bootstrap,
+    mean_interval,
+    mean_with_interval,
+    paired_bootstrap,
+    pearson,
+    wilson,
+    win_rate,
+)
 
 CONFIDENCE = pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
 
@@ -176,3 +184,9 @@ def test_the_bootstrap_of_the_mean_is_the_paired_one():
 def test_the_bootstrap_needs_prompts():
     with pytest.raises(ValueError, match="n is 0"):
         bootstrap(lambda i: 0.0, 0, confidence=0.9, resamples=5, generator=np.random.default_rng(0))
+
+
+def test_a_mean_with_its_interval_by_hand():
+    """1, 2, 3: mean 2, s = 1, and t with 2 degrees of freedom is 4.3027: half of 2 * 4.3027 / sqrt(3)."""
+    found = mean_with_interval([1.0, 2.0, 3.0], confidence=0.95)
+    assert found == pytest.approx((2.0, 2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5), abs=1e-4)
