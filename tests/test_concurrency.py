@@ -30,12 +30,12 @@ def run(shared, cfg, *, out, **inputs):
 """
 
 
-def runs(store: Path) -> dict[str, list[str]]:
-    """Name of a stage or pipeline -> the states of its MLflow runs."""
-    query = "select name, status from runs order by start_time"
+def runs(store: Path, tag: str) -> dict[str, list[str]]:
+    """Value of a tag -> the states of the MLflow runs that have it: `stage` is a stage's, `target` a pipeline's."""
+    query = "select tags.value, runs.status from runs join tags using (run_uuid) where tags.key = ?"
     found: dict[str, list[str]] = {}
     with contextlib.closing(sqlite3.connect(store)) as connection:
-        for name, status in connection.execute(query).fetchall():
+        for name, status in connection.execute(query, (tag,)).fetchall():
             found.setdefault(name, []).append(status)
     return found
 
@@ -54,7 +54,8 @@ def test_two_clones_share_a_cache_and_a_store(stubbed, tmp_path):
     assert "database is locked" not in "".join(said)
     assert "does not record" not in "".join(said)
     stages = ["base", "corpus", "sft", "baseline", "samples", "preferences", "reward", "ppo", "dpo", "comparison"]
-    found = runs(store)
+    found = runs(store, "stage")
+    assert runs(store, "target") == {"comparison": ["FINISHED"] * 2}
     for name in [*stages, "evaluation@sft", "evaluation@dpo", "evaluation@ppo"]:
         # A stage that the other clone had just made may come from the shared run cache.
         assert 1 <= len(found[name]) <= 2
