@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 import yaml
+from dvc.exceptions import DvcException
 
 from flows import graph
 from tasks.errors import UserError
+from tasks.runtime import fingerprint
 from tests import stubs
 from tests.conftest import change_params, run_in
 
@@ -175,3 +178,26 @@ def test_no_analytics_and_a_remote_are_configured(tiny):
     shown = dvc(tiny, "config", "--list")
     for line in ("core.analytics=false", "core.autostage=false", "core.remote=local"):
         assert line in shown
+
+
+@pytest.mark.parametrize("begun", ["", "schema: '2.0'\nstages:\n  base:\n    cmd: [", "schema: '2.0'\nstag"])
+def test_a_stage_reads_past_a_lock_that_dvc_is_writing_for_another(stubbed, begun, monkeypatch):
+    monkeypatch.chdir(stubbed)
+    lock = stubbed / "dvc.lock"
+    whole = "schema: '2.0'\nstages:\n  other:\n    cmd: x\n"
+    lock.write_text(whole)
+    expected = fingerprint.present("base"), fingerprint.locked()
+    for number, read in enumerate((lambda: fingerprint.present("base"), fingerprint.locked)):
+        lock.write_text(begun)
+        writer = threading.Timer(0.3, lock.write_text, (whole,))
+        writer.start()
+        assert read() == expected[number]
+        writer.join()
+
+
+def test_a_lock_that_stays_cut_off_is_an_error(stubbed, monkeypatch):
+    monkeypatch.chdir(stubbed)
+    monkeypatch.setattr(fingerprint, "SETTLES_IN", 0.1)
+    Path("dvc.lock").write_text("schema: '2.0'\nstages:\n  base:\n    cmd: [")
+    with pytest.raises(DvcException):
+        fingerprint.locked()

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+SETTLES_IN = 5.0
+"""Seconds that a dvc.lock which cannot be read is taken for one that DVC is just writing, which it does in place."""
+T = TypeVar("T")
 
 
 def of(entry: Mapping[str, Any]) -> str:
@@ -32,7 +37,7 @@ def entry(address: str) -> dict[str, Any]:
     from dvc.stage.serialize import to_single_stage_lockfile
 
     with Repo() as repo:
-        stage = repo.stage.load_one(name=address)
+        stage = _settled(lambda: repo.stage.load_one(name=address))
         for dependency in stage.deps:
             dependency.save()
         # Outs have no hash while the stage runs, and no part in the fingerprint.
@@ -48,7 +53,23 @@ def locked(path: Path = Path("dvc.lock")) -> dict[str, dict[str, Any]]:
     if not path.exists():
         return {}
     # DVC's own reader: a YAML 1.1 one takes 5e-05 for text.
-    return {address: _plain(entry) for address, entry in load_yaml(str(path)).get("stages", {}).items()}
+    stages = _settled(lambda: load_yaml(str(path))["stages"])
+    return {address: _plain(entry) for address, entry in stages.items()}
+
+
+def _settled(read: Callable[[], T]) -> T:
+    """Call `read` until dvc.lock is whole. A stage does not take DVC's lock for that: a `dvc repro` beside it that
+    ends its own stage in that moment would give up and lose it."""
+    from dvc.exceptions import DvcException
+
+    end = time.monotonic() + SETTLES_IN
+    while True:
+        try:
+            return read()
+        except (DvcException, KeyError):
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
 
 
 def _plain(tree: Any) -> Any:
