@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tasks.language.optimisation import MasterWeights
+from tasks.language.master_weights import MasterWeights
 from tasks.runtime import work
 
 SETTINGS = SimpleNamespace(weight_decay=0.0, max_grad_norm=1.0)

@@ -52,7 +52,7 @@ def measure(folder: Path, layers: int, variant: str) -> list[float]:
     from tasks.language import models, scoring
     from tasks.language.activations import Reusing
     from tasks.language.batches import Completion
-    from tasks.language.optimisation import MasterWeights
+    from tasks.language.master_weights import MasterWeights
     from tasks.runtime import config
 
     generator = torch.Generator().manual_seed(0)

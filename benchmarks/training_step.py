@@ -43,7 +43,7 @@ def measure(folder: Path, variant: str) -> list[float]:
     from tasks.algorithms.supervised import negative_log_likelihood
     from tasks.language import models, scoring
     from tasks.language.batches import Completion, pad
-    from tasks.language.optimisation import MasterWeights
+    from tasks.language.master_weights import MasterWeights
     from tasks.runtime import config
 
     model = models.load_policy(folder)

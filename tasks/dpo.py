@@ -17,7 +17,8 @@ from tasks.language import models, pairs, scoring, text
 from tasks.language.batches import by_length, pad
 from tasks.language.drift import sampled_log_ratios
 from tasks.language.generation import Sampler
-from tasks.language.optimisation import MasterWeights, fit
+from tasks.language.master_weights import MasterWeights
+from tasks.language.optimisation import fit
 from tasks.language.reference import reference_log_probs
 from tasks.language.trainable import TRAINABLE
 from tasks.runtime import config, record, records, work

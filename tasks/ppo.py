@@ -17,7 +17,8 @@ from tasks.language import adapters, demonstrations, models, objectives, policy,
 from tasks.language.batches import epoch_order
 from tasks.language.critic import Critic, NoCritic
 from tasks.language.generation import Sampler
-from tasks.language.optimisation import Guard, MasterWeights
+from tasks.language.master_weights import MasterWeights
+from tasks.language.optimisation import Guard
 from tasks.language.policy_optimisation import Figures, Objective, Trainer
 from tasks.language.progress import read_state, write_state
 from tasks.language.rollout import Actors, Rollout, collect

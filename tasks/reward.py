@@ -15,8 +15,9 @@ from tasks.language import groups, models, scoring, text
 from tasks.language.activations import Reusing
 from tasks.language.batches import Completion
 from tasks.language.groups import Group, Ranking, Table
+from tasks.language.master_weights import MasterWeights
 from tasks.language.measurement import BINS, measured
-from tasks.language.optimisation import MasterWeights, fit
+from tasks.language.optimisation import fit
 from tasks.language.trainable import TRAINABLE
 from tasks.runtime import config, record, records, work
 

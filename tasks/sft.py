@@ -14,7 +14,8 @@ from tasks.algorithms.supervised import negative_log_likelihood
 from tasks.errors import UserError
 from tasks.language import demonstrations, models, text
 from tasks.language.batches import Batch, Completion, by_length, pack, packs, pad
-from tasks.language.optimisation import MasterWeights, fit
+from tasks.language.master_weights import MasterWeights
+from tasks.language.optimisation import fit
 from tasks.language.packing import require_separable
 from tasks.language.scoring import answer_log_probs
 from tasks.language.trainable import TRAINABLE

@@ -41,7 +41,7 @@ NEUTRAL = frozenset(
         "runtime/state",
         "runtime/delivery",
         "runtime/companion",
-        "runtime/documents",
+        "runtime/artefacts",
         "runtime/tracking",
         "runtime/owner",
         "runtime/provenance",

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 from tasks.algorithms.ppo import clipped_value_loss, explained_variance
 from tasks.language import models, scoring
 from tasks.language.batches import Completion, pad
-from tasks.language.optimisation import Guard, MasterWeights, accumulate
+from tasks.language.master_weights import MasterWeights
+from tasks.language.optimisation import Guard, accumulate
 from tasks.language.rollout import Minibatch, Rollout, cut
 
 Figures = dict[str, float]

@@ -18,7 +18,8 @@ from tasks.algorithms.logprobs import entropy
 from tasks.algorithms.ppo import clipped_policy_loss, kl_loss, mean_entropy
 from tasks.language import scoring
 from tasks.language.batches import pad
-from tasks.language.optimisation import Guard, MasterWeights, accumulate
+from tasks.language.master_weights import MasterWeights
+from tasks.language.optimisation import Guard, accumulate
 from tasks.language.rollout import Minibatch, Rollout, cut
 
 Figures = dict[str, float]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.runtime import owner, spooled, tracking
-from tasks.runtime.documents import documents
+from tasks.runtime.artefacts import artefacts
 from tasks.runtime.provenance import environment, inputs
 from tasks.runtime.redaction import redacted
 from tasks.runtime.spool import tally
@@ -49,7 +49,7 @@ class Delivery:
 
     @property
     def is_closed(self) -> bool:
-        return self.state.closed == self.start["n"] and not self.state.documents_wait
+        return self.state.closed == self.start["n"] and not self.state.artefacts_wait
 
     def describe(self) -> None:
         """Note where the present start comes from, while the code and the data are still those."""
@@ -172,18 +172,18 @@ class Delivery:
         """Write notes and tables. An artefact store that does not answer holds up no figures."""
         state = self.state
         assert state.run
-        state.documents_wait = False
-        for name, (text, table) in documents(self.events, state.params).items():
+        state.artefacts_wait = False
+        for name, (text, table) in artefacts(self.events, state.params).items():
             digest = hashlib.sha256(text.encode()).hexdigest()
-            if state.documents.get(name) == digest:
+            if state.artefacts.get(name) == digest:
                 continue
             try:
                 tracking.send_document(state.run, name, text, table)
             except Exception as error:  # noqa: BLE001 - the artefact store's own exceptions are many
-                state.documents_wait = True
+                state.artefacts_wait = True
                 self.failed(error)
                 break
-            state.documents[name] = digest
+            state.artefacts[name] = digest
         state.write(self.folder)
 
     def _drop_parts(self) -> None:

@@ -104,7 +104,7 @@ class Reporter:
         state = State.read(written.folder)
         if state.refused:
             self._say(f"MLflow refuses these figures: {', '.join(state.refused)}")
-        if written.folder.exists() and (state.closed != self._number or state.documents_wait):
+        if written.folder.exists() and (state.closed != self._number or state.artefacts_wait):
             waiting = spooled.count(written.folder, state.delivered)
             reason = f" ({state.error})" if state.error else ""
             if self._child.poll() is None:

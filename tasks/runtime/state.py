@@ -26,9 +26,9 @@ class State:
     inputs: dict[str, str] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
     """Those that the run cannot hold as they are."""
-    documents: dict[str, str] = field(default_factory=dict)
+    artefacts: dict[str, str] = field(default_factory=dict)
     """Artefact -> digest of what was written."""
-    documents_wait: bool = False
+    artefacts_wait: bool = False
     refused: list[str] = field(default_factory=list)
     """Figures that the server does not take."""
     error: str = ""
@@ -36,7 +36,7 @@ class State:
 
     def forget_run(self) -> None:
         """The run is no more: everything goes to a new one."""
-        self.run, self.delivered, self.opened, self.documents = None, 0, 0, {}
+        self.run, self.delivered, self.opened, self.artefacts = None, 0, 0, {}
 
     def write(self, folder: Path) -> None:
         records.write_json(folder / STATE, asdict(self))

@@ -20,7 +20,8 @@ from tasks.errors import UserError
 from tasks.language import models, scoring
 from tasks.language.activations import Reusing
 from tasks.language.batches import Completion
-from tasks.language.optimisation import MasterWeights, fit
+from tasks.language.master_weights import MasterWeights
+from tasks.language.optimisation import fit
 from tasks.runtime import work
 from tests.language.conftest import PAD
 

@@ -11,7 +11,8 @@ import torch
 
 from tasks.language import critic, models
 from tasks.language.batches import Completion
-from tasks.language.optimisation import Guard, MasterWeights
+from tasks.language.master_weights import MasterWeights
+from tasks.language.optimisation import Guard
 from tasks.language.rollout import Minibatch, Rollout
 from tests.language.conftest import PAD
 

@@ -12,7 +12,8 @@ import torch
 from tasks.errors import UserError
 from tasks.language import models, scoring
 from tasks.language.batches import Completion, pad
-from tasks.language.optimisation import MasterWeights, accumulate, fit, linear_schedule
+from tasks.language.master_weights import MasterWeights
+from tasks.language.optimisation import accumulate, fit, linear_schedule
 from tasks.runtime import work
 from tests.language.conftest import PAD
 

@@ -14,7 +14,8 @@ from tasks.language import models, policy, pretraining
 from tasks.language.batches import Completion
 from tasks.language.critic import NoCritic
 from tasks.language.generation import Sampler, sample
-from tasks.language.optimisation import Guard, MasterWeights
+from tasks.language.master_weights import MasterWeights
+from tasks.language.optimisation import Guard
 from tasks.language.rollout import Actors, collect, minibatch
 from tests.language.conftest import EOS, PAD
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def documents(events: Sequence[Mapping[str, Any]], params: Mapping[str, str]) -> dict[str, tuple[str, bool]]:
+def artefacts(events: Sequence[Mapping[str, Any]], params: Mapping[str, str]) -> dict[str, tuple[str, bool]]:
     """Name -> text, and whether it is a table.
 
     What a stage that was started again says a second time is there once. params: those that the run cannot hold.
