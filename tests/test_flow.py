@@ -287,19 +287,19 @@ def test_a_server_of_the_users_is_left_alone(monkeypatch, tmp_path):
     assert environment.has_server()
 
 
-@pytest.mark.parametrize("rest", ["", "schema: '2.0'\nstages:\n  base:\n    cmd: [", "schema: '2.0'\nstag"])
-def test_files_that_dvc_was_killed_in_are_put_right(stubbed, rest):
-    assert flow(stubbed).returncode == 0
+def test_files_that_dvc_was_killed_in_are_put_right(stubbed):
+    assert flow(stubbed, "sft").returncode == 0
     lock = stubbed / "dvc.lock"
     whole, runs = lock.read_bytes(), sorted(stubbed.glob("runs/**/made.txt"))
-    lock.write_text(rest)
-    (stubbed / ".dvc/tmp/rwlock").write_text('{"read": {"/x": [{"pi')
-    done = flow(stubbed)
-    assert done.returncode == 0, done.stdout
-    assert "dvc.lock was cut off" in done.stdout
-    assert "rwlock was cut off" in done.stdout
-    assert lock.read_bytes() == whole
-    # Brought back, not made again.
-    assert "base: done in" not in done.stdout
-    assert sorted(stubbed.glob("runs/**/made.txt")) == runs
-    assert (stubbed / ".rlhf/broken/dvc.lock").read_text() == rest
+    for rest in ("", "schema: '2.0'\nstages:\n  base:\n    cmd: [", "schema: '2.0'\nstag"):
+        lock.write_text(rest)
+        (stubbed / ".dvc/tmp/rwlock").write_text('{"read": {"/x": [{"pi')
+        done = flow(stubbed, "sft")
+        assert done.returncode == 0, done.stdout
+        assert "dvc.lock was cut off" in done.stdout
+        assert "rwlock was cut off" in done.stdout
+        assert lock.read_bytes() == whole
+        # Brought back, not made again.
+        assert "base: done in" not in done.stdout
+        assert sorted(stubbed.glob("runs/**/made.txt")) == runs
+        assert (stubbed / ".rlhf/broken/dvc.lock").read_text() == rest
