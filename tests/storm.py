@@ -38,8 +38,9 @@ TARGETS = ("stage", "dvc", "flow")
 MARK = "RLHF_STORM"
 """Environment variable by which every process of a pipeline is found again."""
 CHECKPOINT = "0"
-LONGEST = 6.0
-"""Seconds from the sight of the victim to the kill, at most."""
+LONGEST, SHARE = 6.0, 1 / 8
+"""From the sight of the victim to the kill: at most so many seconds, or that share of the untouched run's time where it
+is longer. On a slow machine no stage would get through otherwise."""
 PATIENCE = 45.0
 """Seconds after which a process that is still there is an orphan. The watch of a stage polls every 2 and waits 15."""
 
@@ -80,19 +81,21 @@ def run(kills: int, seed: int, folder: Path, calm: Path | None = None) -> Tally:
 
     calm: a finished run of the tiny profile that nobody touched; made where there is none.
     """
-    draw, tally = random.Random(seed), Tally()
+    draw, tally, longest = random.Random(seed), Tally(), LONGEST
     if calm is None:
         calm = folder / "calm"
         workspace.create(calm, overlay(), ROOT)
         _say("a run that nobody touches")
+        begun = time.monotonic()
         if _start(calm, "flow", "calm").wait():
             raise SystemExit(f"the untouched run failed: see {calm}/storm.log")
+        longest = max(LONGEST, SHARE * (time.monotonic() - begun))
     expected = digests(calm)
     while tally.kills.total() < kills:
         name = f"storm-{tally.pipelines}"
         place = folder / name
         workspace.create(place, overlay(), ROOT)
-        _weather(place, name, kills, draw, tally)
+        _weather(place, name, kills, draw, longest, tally)
         found = digests(place)
         tally.different += [
             f"{name}/{path}" for path in expected.keys() | found.keys() if expected.get(path) != found.get(path)
@@ -109,7 +112,7 @@ def run(kills: int, seed: int, folder: Path, calm: Path | None = None) -> Tally:
     return tally
 
 
-def _weather(place: Path, name: str, kills: int, draw: random.Random, tally: Tally) -> None:
+def _weather(place: Path, name: str, kills: int, draw: random.Random, longest: float, tally: Tally) -> None:
     """Start, kill, start again, until the pipeline is through."""
     while True:
         number = tally.kills.total()
@@ -117,7 +120,7 @@ def _weather(place: Path, name: str, kills: int, draw: random.Random, tally: Tal
         # `dvc repro` alone is the other way in, and has no flow above it.
         way = "flow" if target == "flow" or number % 2 else "dvc"
         process = _start(place, way, name)
-        if number < kills and (label := _strike(process, target, kind, draw)):
+        if number < kills and (label := _strike(process, target, kind, draw.uniform(0, longest))):
             tally.kills[label] += 1
             _say(f"{tally.kills.total()}/{kills} {label}, {len(list(place.glob('runs/*')))} outs made")
             process.wait()
@@ -131,10 +134,10 @@ def _weather(place: Path, name: str, kills: int, draw: random.Random, tally: Tal
                 raise SystemExit("\n".join(tally.failures))
 
 
-def _strike(root: subprocess.Popen[bytes], target: str, kind: signal.Signals, draw: random.Random) -> str | None:
-    """Signal a process of that kind at a random moment of its life; None where the pipeline ends before."""
+def _strike(root: subprocess.Popen[bytes], target: str, kind: signal.Signals, after: float) -> str | None:
+    """Signal a process of that kind `after` so many seconds of its life; None where the pipeline ends before."""
     while (victim := _wait_for(root, target)) is not None:
-        time.sleep(draw.uniform(0, LONGEST))
+        time.sleep(after)
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
             # Ctrl-C reaches the whole process group of the terminal.
             victim.send_signal(kind) if kind != signal.SIGINT else os.killpg(os.getpgid(victim.pid), kind)
