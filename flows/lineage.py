@@ -4,12 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from flows.graph import Node
 from tasks.runtime import document, fingerprint, provenance, record, stage
 from tasks.runtime.reporter import Reporter
+
+HEADLINES = (
+    "sft/loss_last",
+    "preferences/pairs/*",
+    "preferences/agreement/*/krippendorff",
+    "reward/held_out/*/accuracy",
+    "reward/held_out/*/calibration_error",
+    "dpo/kl/mean",
+    "ppo/last/*/*",
+    "evaluation/*/win_rate/rate",
+    "evaluation/*/win_rate/low",
+    "evaluation/*/win_rate/high",
+    "evaluation/*/length_controlled/rate",
+    "evaluation/*/kl/mean",
+    "evaluation/*/gold/mean",
+    "evaluation/*/answers/length",
+    "evaluation/*/answers/finished",
+    "evaluation/*/hacking/*/fired",
+    "comparison/proxy/*",
+    "comparison/win_rate/*/rate",
+    "comparison/best_of/*/win_rate/rate",
+)
+"""Of the pipeline's run. Patterns of names, in which * stands for one part."""
 
 
 def begin(target: str, nodes: Sequence[Node], say: Callable[[str], None]) -> Reporter:
@@ -69,7 +92,7 @@ def state(nodes: Sequence[Node]) -> str:
 
 
 def _headlines(nodes: Sequence[Node]) -> dict[str, float]:
-    """The figures of every stage's metrics file, grouped by stage."""
+    """Those figures of the stages' metrics files that runs are compared by; each stage's own run has all of its own."""
     values: dict[str, float] = {}
     for node in nodes:
         path = stage.bind(node.address).metrics
@@ -78,4 +101,4 @@ def _headlines(nodes: Sequence[Node]) -> dict[str, float]:
             word, _, variant = node.address.partition("@")
             for name, value in record.figures(metrics, "").items():
                 values["/".join(part for part in (word, variant, name.lstrip("/")) if part)] = value
-    return values
+    return {name: value for name, value in values.items() if any(PurePosixPath(name).match(h) for h in HEADLINES)}

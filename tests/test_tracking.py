@@ -93,6 +93,10 @@ def test_headline_figures_of_the_metrics_files_are_on_the_pipelines_run(recorded
     for policy in ("sft", "dpo", "ppo"):
         summary = json.loads((tiny / f"metrics/evaluation/{policy}.json").read_text())
         assert figures[f"evaluation/{policy}/win_rate/rate"] == summary["win_rate"]["rate"]
+    # Few enough to be compared by: the stages' own runs have the rest.
+    assert {name.partition("/")[0] for name in figures} >= {"sft", "preferences", "reward", "dpo", "ppo", "comparison"}
+    assert "hacking/length/threshold" in recorded["evaluation@dpo"].data.metrics
+    assert not [name for name in figures if name.endswith(("threshold", "bootstrap_low"))]
 
 
 def test_params_are_flat(recorded):
