@@ -25,8 +25,6 @@ ROOT = Path(__file__).parents[1]
 WORDS = ["good", "bad", "fine", "dull", "warm", "cold", "new", "old"]
 LIMIT = 900
 """Seconds for one command: only what hangs takes that long."""
-long = pytest.mark.skipif("RLHF_LONG_TESTS" not in os.environ, reason="takes minutes: RLHF_LONG_TESTS=1")
-"""Whole pipelines several times over."""
 FOREIGN = ("PREFECT_", "MLFLOW_", "RLHF_", "DVC_", "PYTEST_")
 """Variables of the caller that must not reach a workspace."""
 

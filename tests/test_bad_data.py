@@ -19,7 +19,6 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-import yaml
 
 from tasks import corpus
 from tasks.errors import UserError
@@ -900,9 +899,6 @@ def test_a_function_that_is_no_judge(name: str, data: Path, base: Path) -> None:
 def test_the_user_sees_one_line(data: Path, base: Path) -> None:
     """The command that DVC calls, in a process of its own, on a row that no UTF-8 file can hold."""
     folder = data.parent
-    params = yaml.safe_load((ROOT / "params.yaml").read_text()) | yaml.safe_load(
-        (ROOT / "profiles/tiny.yaml").read_text()
-    )
     full = config.load(ROOT / "params.yaml").model_dump(mode="json")
     from flows import workspace
     from tasks.runtime import document

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import stubs
-from tests.conftest import change_params, environment, long, run_in, start_in
+from tests.conftest import change_params, environment, run_in, start_in
 from tests.test_runner import wait_for
 
 SLOW = """
@@ -40,7 +40,6 @@ def runs(store: Path, tag: str) -> dict[str, list[str]]:
     return found
 
 
-@long
 def test_two_clones_share_a_cache_and_a_store(stubbed, tmp_path):
     """Started together on empty stores. Same params: the outs agree, and every run is there and finished."""
     clones = [stubbed, shutil.copytree(stubbed, tmp_path / "second")]

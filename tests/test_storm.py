@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from tests import storm
-from tests.conftest import long
 
 
-@long
 def test_a_handful_of_kills_leaves_no_trace(tiny, tmp_path):
     tally = storm.run(4, 1, tmp_path, tiny)
     assert tally.ok, tally.line()

@@ -83,8 +83,8 @@ def test_packing_reproduces_loss_and_gradient(features):
         assert found == pytest.approx(loss, rel=1e-6)
         assert slopes.keys() == gradient.keys()
         for name, expected in gradient.items():
-            # 1e-6 of the largest entry of each weight's gradient: what float32 keeps.
-            torch.testing.assert_close(slopes[name], expected, rtol=0, atol=1e-6 * max(1.0, expected.abs().max()))
+            # Of the largest entry of each weight's gradient: float32 sums in another order (1.2e-6 seen).
+            torch.testing.assert_close(slopes[name], expected, rtol=0, atol=5e-6 * max(1.0, expected.abs().max()))
     require_separable(model, 12)
 
 
