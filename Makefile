@@ -23,7 +23,7 @@ help:
 	@echo 'make test [TESTS=tests]         run the tests'
 	@echo 'make parity                     compare losses and gradients with TRL, installed into .parity/'
 	@echo 'make storm [KILLS=50]           kill a tiny pipeline again and again, and compare with one left in peace'
-	@echo 'make results [QUICK=1]          make the studies of docs/studies.md again: about 10 minutes; QUICK=1: about 2'
+	@echo 'make results [QUICK=1]          make the studies of docs/studies.md again: about 15 minutes; QUICK=1: about 2'
 	@echo 'make lint                       style and types'
 	@echo 'make ui                         open the MLflow and Prefect pages'
 	@echo 'make venv [PYTHON=python3.12]   install the pinned packages into .venv (the others do it when needed)'

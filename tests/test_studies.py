@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -61,9 +60,10 @@ def test_figures_over_seeds_are_shown_with_student_s_interval():
 
 
 def test_the_gold_reward_by_hand():
-    # Share .5, 8 letters: 1 - (.15 / .15)^2 + 1.5 (1 - 1/e)
-    assert gold.reward("alalalal") == pytest.approx(1.5 * (1 - math.exp(-1)))
-    assert gold.reward("") == pytest.approx(1 - (7 / 3) ** 2)
+    # Share .5, 8 letters: 1 - (.1 / .25)^2 + 8 / 48
+    assert gold.reward("alalalal") == pytest.approx(0.84 + 1 / 6)
+    # Share 0: 1 - 1.6^2
+    assert gold.reward("") == pytest.approx(-1.56)
     assert gold.score(["x:", "y:"], ["aa", "ll"]) == [gold.reward("aa"), gold.reward("ll")]
 
 
@@ -148,7 +148,7 @@ def _made_up(folder: Path, seeds: tuple[int, ...], *, expected: bool) -> None:
         ("sft", "sft"): _policy(0.0, 0.0),
         ("overoptimisation", "ppo"): along,
         ("best_of_n", "best_of_n"): {name: along[name] for name in ("kl", "gold", "proxy")} | {"n": list(range(1, 13))},
-        ("eos", "off"): _policy(1.0, 1.0),
+        ("eos", "on"): _policy(1.0, 1.0),
         ("dropout", "none"): {"first_log_ratio": 0.0 if expected else 0.1},
         ("dropout", "configured"): {"first_log_ratio": 1e-7},
         ("dropout", "on"): {"first_log_ratio": 0.5 if expected else 0.0},

@@ -18,7 +18,7 @@ from benchmarks.studies.studies import STUDIES
 from tasks.errors import UserError
 from tasks.runtime.process import prepare_environment
 
-SEEDS = (1, 2, 3)
+SEEDS = (1, 2, 3, 4, 5)
 RESULTS = Path(".rlhf/results")
 _AFTERWARDS = {"page", "plots", "curves", "reading", "sections"}
 """Modules that only read cells."""

@@ -5,12 +5,11 @@ Copied into each world's corpus as its judge (`callable`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 VOWELS = frozenset("aeio")
-BEST_SHARE, WIDTH = 0.35, 0.15
-LENGTH_WEIGHT, LENGTH_SCALE = 1.5, 8.0
+BEST_SHARE, WIDTH = 0.4, 0.25
+LENGTH_SCALE = 48
 
 
 def score(prompts: Sequence[str], answers: Sequence[str]) -> list[float]:
@@ -19,12 +18,12 @@ def score(prompts: Sequence[str], answers: Sequence[str]) -> list[float]:
 
 
 def reward(answer: str) -> float:
-    """1 - ((s - .35) / .15)^2 + 1.5 (1 - exp(-n / 8)) for an answer of n characters with a share s of vowels.
+    """1 - ((s - .4) / .25)^2 + n / 48 for an answer of n characters with a share s of vowels.
 
-    SFT's answers have s near .15, where more vowels are better; beyond .35 more are worse. A reward model that knows
-    only sampled answers sees the rise and hardly any of the fall. The term in n rises and levels off. Nothing here
-    depends on how the answer ends. An empty answer has s = 0.
+    SFT's answers have s near .15, where more vowels are better, and hardly one is beyond .4, where more are worse: a
+    reward model that knows only them sees the rise and nothing of the fall. A longer answer is a little better; how it
+    ends does not count. An empty answer has s = 0.
     """
     n = len(answer)
     share = sum(character in VOWELS for character in answer) / n if n else 0.0
-    return 1 - ((share - BEST_SHARE) / WIDTH) ** 2 + LENGTH_WEIGHT * (1 - math.exp(-n / LENGTH_SCALE))
+    return 1 - ((share - BEST_SHARE) / WIDTH) ** 2 + n / LENGTH_SCALE

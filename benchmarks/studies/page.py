@@ -21,9 +21,9 @@ model, made by the product's stages with `params.yaml`, `profiles/tiny.yaml` and
 are over SFT on the same held-out prompts, KL is in nats per answer, the proxy is the reward model's score (SFT's own
 samples: mean 0, standard deviation 1).
 
-What was tuned, on seed 1 alone and before these runs: the place of the gold reward's peak, the number of pairs, the
-learning rates and the number of updates, so that a run takes seconds, and in the hope of a reward model that can be
-over-optimised. The seeds were not chosen.
+What was tuned, on seed 1 alone and before these runs: the gold reward and the amounts of data, until the reward model
+follows the gold reward on SFT's own answers; learning rates, numbers of updates, betas and coefficients, so that a run
+takes seconds and the settings lie apart. The seeds were not chosen.
 """
 
 _SECTIONS: tuple[tuple[Callable[[Page, Path], str], tuple[str, ...]], ...] = (

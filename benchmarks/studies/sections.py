@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.studies import cells, plots
-from benchmarks.studies.curves import common_range, falls_while_rising, in_order, mean_gain, shown
+from benchmarks.studies.curves import Points, common_range, falls_while_rising, in_order, mean_gain, shown
 from benchmarks.studies.reading import COLUMNS, Results, along, columns, line, minus, table, within
+from benchmarks.studies.studies import SWITCHED
 from tasks.algorithms.overoptimisation import Fit, fit_best_of_n, fit_reinforcement
 
 FORMS: dict[str, Callable[[Any, Any], Fit]] = {"RL form": fit_reinforcement, "best-of-n form": fit_best_of_n}
@@ -49,15 +50,12 @@ class Page(Results):
             "",
             f"Mean gain on the way from SFT to d = {limit:.2f}, the largest distance that every curve of every seed",
             "reaches: the area under gold gain over d = sqrt(KL), straight lines from (0, 0) through the points,",
-            "divided by that distance. Only PPO is made to end its answers (`missing_eos`), for which the gold",
-            "reward gives nothing: compare the columns length and ended.",
+            "divided by that distance.",
             "",
             *table("method", "mean gain", "points within, by seed"),
             *(line(n, shown(v, sign=True), within(curves[n], limit)) for n, v in areas.items()),
             "",
-            "A method without points within is known there by its straight line from (0, 0) alone: its mean gain is no",
-            "measurement of weaker settings.",
-            "",
+            *_unmeasured(curves, limit),
             *table("difference, seed by seed", "mean gain"),
             *(line(f"{a} less {b}", shown(minus(areas[a], areas[b]), sign=True)) for a, b in pairs),
             "",
@@ -113,9 +111,9 @@ class Page(Results):
             [
                 "## 3. A looser KL coefficient",
                 "",
-                f"Expected: each looser coefficient gives more reward and more drift. Found: {said[0]},",
+                "Expected: each looser coefficient gives more of the reward that PPO is trained on, the proxy, and",
+                f"more drift; the gold reward follows as far as its peak. Found: {said[0]},",
                 f"{said[1]}, {said[2]}.",
-                "A short run with a falling learning rate moves only so far; looser coefficients then look alike.",
                 "",
                 *table("coefficient, fixed", *COLUMNS),
                 *(self.row(s, found=f) for s, f in zip(settings, found, strict=True)),
@@ -130,8 +128,8 @@ class Page(Results):
             "on": "the same, and the models put into training mode, which the product never does",
         }
         eos = {
-            "on: such an answer scores -1": self.of("coefficient", "0.1"),
-            "off": self.of("eos", "off"),
+            "on: such an answer scores -1": self.of("eos", "on"),
+            "off": self.of("coefficient", f"{SWITCHED:g}"),
         }
         kept = all(value < 1e-5 for name in ("none", "configured") for value in drop[name])
         broken = all(value > 1e-3 for value in drop["on"])
@@ -139,7 +137,7 @@ class Page(Results):
             [
                 "## 4. Rules that are easily lost",
                 "",
-                "The rule for answers without an end-of-sequence token (`ppo.missing_eos`), at coefficient .1:",
+                f"The rule for answers without an end-of-sequence token (`ppo.missing_eos`), coefficient {SWITCHED}:",
                 "",
                 *table("rule", *COLUMNS),
                 *(self.row(text, found=found) for text, found in eos.items()),
@@ -206,6 +204,18 @@ class Page(Results):
                 "policy, the list of files, the metrics, the figures of every update).",
             ]
         )
+
+
+def _unmeasured(curves: Mapping[str, Sequence[Points]], limit: float) -> list[str]:
+    """What is to be said of methods without a point in the common range."""
+    names = [name for name, seeds in curves.items() if any(all(d > limit for d, _ in points) for points in seeds)]
+    if not names:
+        return []
+    return [
+        f"{' and '.join(names)}: in some seed without points within, and known there by the straight line from (0, 0)",
+        "alone; that mean gain is no measurement of weaker settings.",
+        "",
+    ]
 
 
 def _peaks(runs: Sequence[cells.Figures]) -> list[str]:

@@ -97,7 +97,7 @@ def dropout(rate: float, training_mode: bool, world: World) -> Figures:
         torch.manual_seed(world.params.shared.seed)
         if training_mode:
             # What the product never does: its loader ends with eval().
-            models.load_policy = lambda folder: load(folder).train()
+            models.load_policy = lambda *arguments: load(*arguments).train()
         try:
             section = changed(world.params.ppo, {"updates": 3, "episodes": 32})
             listener, _, _ = train_ppo(world, section, out / "ppo", sft=out / "sft")
@@ -185,25 +185,36 @@ def _judged(eyes: Eyes, prompts: int, answers: int) -> list[tuple[list[float], l
     ]
 
 
-LONG = 36
-BETAS = (0.03, 0.1, 0.3, 1.0)
+LONG = 40
+BETAS = (1.0, 3.0, 10.0, 30.0)
 TARGETS = (0.5, 1.0, 2.0, 4.0)
-COEFFICIENTS = (0.4, 0.1, 0.025, 0.00625)
+COEFFICIENTS = (0.8, 0.2, 0.05, 0.0125)
+SWITCHED = 0.05
+"""Coefficient of the runs with and without the rule for answers that do not end."""
 _ADAPTIVE = {"kind": "adaptive", "coefficient": 0.1, "horizon": 64.0}
 STUDIES: dict[str, Study] = {
     "sft": Study({"sft": sft}, ("sft",)),
     "overoptimisation": Study({"ppo": long_run}, ("ppo",)),
     "best_of_n": Study({"best_of_n": best_of}, ("best_of_n",)),
-    "dpo": Study({f"{beta:g}": partial(direct, beta) for beta in BETAS}, ("0.1", "1")),
+    "dpo": Study({f"{beta:g}": partial(direct, beta) for beta in BETAS}, ("3", "30")),
     "ppo": Study(
         {f"{target:g}": partial(reinforced, {"kl": {**_ADAPTIVE, "target": target}}) for target in TARGETS},
         ("0.5", "4"),
     ),
     "coefficient": Study(
         {f"{c:g}": partial(reinforced, {"kl": {"kind": "fixed", "coefficient": c}}) for c in COEFFICIENTS},
-        ("0.1", "0.025"),
+        ("0.2", "0.05"),
     ),
-    "eos": Study({"off": partial(reinforced, {"missing_eos": {"kind": "none"}})}, ("off",)),
+    # Off it is the coefficient's own run.
+    "eos": Study(
+        {
+            "on": partial(
+                reinforced,
+                {"missing_eos": {"kind": "replace", "value": -1.0}, "kl": {"kind": "fixed", "coefficient": SWITCHED}},
+            )
+        },
+        ("on",),
+    ),
     "dropout": Study(
         {
             "none": partial(dropout, 0.0, False),

@@ -19,8 +19,8 @@ from tasks.runtime import config, document, records
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 CONSONANTS = "lmnrstdk"
-VOWEL_RATE, END_RATE, SHORTEST, LONGEST = 0.15, 0.08, 3, 23
-"""Of the demonstrations: letters are drawn apart, and from 3 on an answer ends after each with probability .08."""
+VOWEL_RATE, END_RATE, SHORTEST, LONGEST = 0.15, 0.2, 12, 23
+"""Of the demonstrations: letters are drawn apart, and from 12 on an answer ends after each with probability .2."""
 PROMPTS, HELD_OUT = 1024, 256
 REWARD_PAIRS = ("sft", "samples", "preferences")
 
