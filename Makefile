@@ -52,9 +52,9 @@ smoke: $(STAMP)
 
 test: export OMP_NUM_THREADS = 1
 test: export HF_HUB_OFFLINE = 1
-# Two processes, each file's tests in one of them.
+# Two processes, each file's tests in one of them, in the order of tests/conftest.py.
 test: $(STAMP)
-	@python -m pytest -n 2 --dist loadfile $(TESTS)
+	@python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 # A process for each release of TRL, which has it first on its path.
 parity: export OMP_NUM_THREADS = 1

@@ -23,7 +23,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture
 from prefect.logging.handlers import PrefectConsoleHandler
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.states import Completed, Failed
 
 from flows import child, graph, server, summary
@@ -220,7 +220,9 @@ def _run_here(target: str, force: bool, push: bool) -> State[None]:
     own = None if PREFECT_API_URL.value() else server.Server()
     # Once before Prefect's part, while its server starts: a refusal takes a second.
     prepare(target)
-    with temporary_settings({PREFECT_API_URL: own.address()} if own else {}):
+    # A private server has nobody to tell that the flow lives, and the heartbeat's thread keeps it a second longer.
+    private = {PREFECT_API_URL: own.address(), PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None} if own else {}
+    with temporary_settings(private):
         return rlhf(target, force, push, return_state=True)  # type: ignore[return-value]
 
 

@@ -25,8 +25,15 @@ ROOT = Path(__file__).parents[1]
 WORDS = ["good", "bad", "fine", "dull", "warm", "cold", "new", "old"]
 LIMIT = 900
 """Seconds for one command: only what hangs takes that long."""
+FIRST = ("test_storm.py", "test_concurrency.py", "test_delivery.py", "test_dvc.py", "test_flow.py", "test_tracking.py")
+"""Files that start whole pipelines or wait for servers: begun first, so that no process is left with one at the end,
+and in an order in which one does not wait for what the other makes."""
 FOREIGN = ("PREFECT_", "MLFLOW_", "RLHF_", "DVC_", "PYTEST_")
 """Variables of the caller that must not reach a workspace."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
 
 
 def environment(**variables: str) -> dict[str, str]:

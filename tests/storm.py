@@ -177,7 +177,7 @@ def _kind(process: psutil.Process, root: int) -> str:
     return "flow" if process.pid == root and "flows.pipeline" in words else ""
 
 
-def _survivors(name: str) -> list[psutil.Process]:
+def survivors(name: str) -> list[psutil.Process]:
     """Every live process that was started for this workspace, found by its environment."""
     found = []
     for process in psutil.process_iter():
@@ -190,7 +190,7 @@ def _survivors(name: str) -> list[psutil.Process]:
 def _orphans(name: str) -> list[str]:
     """Those that are still there after PATIENCE seconds; they are ended."""
     deadline = time.monotonic() + PATIENCE
-    while (left := _survivors(name)) and time.monotonic() < deadline:
+    while (left := survivors(name)) and time.monotonic() < deadline:
         time.sleep(0.2)
     for process in left:
         with contextlib.suppress(psutil.Error):

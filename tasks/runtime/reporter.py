@@ -7,6 +7,7 @@ died: no run stays RUNNING. A failure of tracking is said once and stops nothing
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -24,9 +25,8 @@ LOG = Path(".rlhf/mlflow.log")
 """What MLflow itself prints."""
 OFF = "RLHF_TRACKING"
 """Environment: "off" records nothing in MLflow."""
-PATIENCE = {"FINISHED": 60.0, "FAILED": 60.0, "KILLED": 2.0}
-"""Seconds that an ended stage waits for its companion, which gives the server less. After Ctrl-C nobody wants to wait:
-the companion goes on alone."""
+PATIENCE = 60.0
+"""Seconds that an ended stage waits for its companion, which gives the server less."""
 REPLAY = "`python -m tasks.runtime.tracking replay`"
 
 
@@ -68,7 +68,8 @@ class Reporter:
             self._spool.table(name, rows)
 
     def end(self, status: str, metrics: Mapping[str, Any] | None = None, error: str = "", **more: Any) -> None:
-        """Close the run as FINISHED, FAILED or KILLED; wait, but not for long, until it has arrived.
+        """Close the run as FINISHED, FAILED or KILLED; wait, but not for long, until it has arrived. After Ctrl-C
+        nobody wants to wait: the companion goes on alone.
 
         metrics: nested; its numbers become figures. more: tags, and what the end of a pipeline has besides.
         """
@@ -77,17 +78,16 @@ class Reporter:
         more["tags"] = {**surroundings.device(), **more.get("tags", {})}
         self._spool.end(status, record.figures(metrics or {}, self._group), error=error, **more)
         self._spool.close()
-        if not self._resident:
+        if not self._resident or self._child.poll():
             self._child = self._companion(once=True)
-        try:
-            if self._child.wait(PATIENCE[status]):
+        if status == "KILLED":
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if self._child.wait(PATIENCE):
                 # Someone has killed it.
                 self._child = self._companion(once=True)
-                self._child.wait(PATIENCE[status])
+                self._child.wait(PATIENCE)
             self._reader.join(1.0)
-        except subprocess.TimeoutExpired:
-            if status == "KILLED":
-                return
         self._tell(self._spool)
 
     def _tell(self, written: spool.Spool) -> None:
