@@ -90,9 +90,9 @@ def rlhf(target: str = "comparison", force: bool = False, push: bool = False) ->
     try:
         states = _run(nodes, force, above.token if above else None)
     except BaseException:
-        # Ctrl-C, SIGTERM or a cancelled flow: no stage outlives it.
-        child.stop_all()
+        # Ctrl-C, SIGTERM or a cancelled flow. The run is closed by a process of its own while the stages end.
         _tracked(lambda lineage: lineage.finish(above, nodes, "KILLED", []) if above else None)
+        child.stop_all()
         raise
     graph.keep_order(before, [node.address for node in nodes])
     work.forget({address: fingerprint.of(entry) for address, entry in fingerprint.locked().items()})
