@@ -23,8 +23,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -120,7 +121,7 @@ def _weather(place: Path, name: str, kills: int, draw: random.Random, longest: f
         # `dvc repro` alone is the other way in, and has no flow above it.
         way = "flow" if target == "flow" or number % 2 else "dvc"
         process = _start(place, way, name)
-        if number < kills and (label := _strike(process, target, kind, draw.uniform(0, longest))):
+        if number < kills and (label := _strike(process, target, kind, partial(draw.uniform, 0, longest))):
             tally.kills[label] += 1
             _say(f"{tally.kills.total()}/{kills} {label}, {len(list(place.glob('runs/*')))} outs made")
             process.wait()
@@ -134,10 +135,10 @@ def _weather(place: Path, name: str, kills: int, draw: random.Random, longest: f
                 raise SystemExit("\n".join(tally.failures))
 
 
-def _strike(root: subprocess.Popen[bytes], target: str, kind: signal.Signals, after: float) -> str | None:
-    """Signal a process of that kind `after` so many seconds of its life; None where the pipeline ends before."""
+def _strike(root: subprocess.Popen[bytes], target: str, kind: signal.Signals, after: Callable[[], float]) -> str | None:
+    """Signal a process of that kind `after()` seconds of its life; None where the pipeline ends before."""
     while (victim := _wait_for(root, target)) is not None:
-        time.sleep(after)
+        time.sleep(after())
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
             # Ctrl-C reaches the whole process group of the terminal.
             victim.send_signal(kind) if kind != signal.SIGINT else os.killpg(os.getpgid(victim.pid), kind)
