@@ -39,9 +39,11 @@ TARGETS = ("stage", "dvc", "flow")
 MARK = "RLHF_STORM"
 """Environment variable by which every process of a pipeline is found again."""
 CHECKPOINT = "0"
-LONGEST, SHARE = 6.0, 1 / 8
-"""From the sight of the victim to the kill: at most so many seconds, or that share of the untouched run's time where it
-is longer. On a slow machine no stage would get through otherwise."""
+LONGEST = {"stage": 1 / 18, "dvc": 1 / 8, "flow": 1 / 8}
+"""From the sight of the victim to the kill, at most: a share of the untouched run's time, so that on a slow machine,
+too, some stages get through and some do not."""
+PACE = 100.0
+"""Seconds of an untouched run that was not made here."""
 PATIENCE = 45.0
 """Seconds after which a process that is still there is an orphan. The watch of a stage polls every 2 and waits 15."""
 
@@ -82,7 +84,7 @@ def run(kills: int, seed: int, folder: Path, calm: Path | None = None) -> Tally:
 
     calm: a finished run of the tiny profile that nobody touched; made where there is none.
     """
-    draw, tally, longest = random.Random(seed), Tally(), LONGEST
+    draw, tally, pace = random.Random(seed), Tally(), PACE
     if calm is None:
         calm = folder / "calm"
         workspace.create(calm, overlay(), ROOT)
@@ -90,13 +92,13 @@ def run(kills: int, seed: int, folder: Path, calm: Path | None = None) -> Tally:
         begun = time.monotonic()
         if _start(calm, "flow", "calm").wait():
             raise SystemExit(f"the untouched run failed: see {calm}/storm.log")
-        longest = max(LONGEST, SHARE * (time.monotonic() - begun))
+        pace = time.monotonic() - begun
     expected = digests(calm)
     while tally.kills.total() < kills:
         name = f"storm-{tally.pipelines}"
         place = folder / name
         workspace.create(place, overlay(), ROOT)
-        _weather(place, name, kills, draw, longest, tally)
+        _weather(place, name, kills, draw, pace, tally)
         found = digests(place)
         tally.different += [
             f"{name}/{path}" for path in expected.keys() | found.keys() if expected.get(path) != found.get(path)
@@ -113,7 +115,7 @@ def run(kills: int, seed: int, folder: Path, calm: Path | None = None) -> Tally:
     return tally
 
 
-def _weather(place: Path, name: str, kills: int, draw: random.Random, longest: float, tally: Tally) -> None:
+def _weather(place: Path, name: str, kills: int, draw: random.Random, pace: float, tally: Tally) -> None:
     """Start, kill, start again, until the pipeline is through."""
     while True:
         number = tally.kills.total()
@@ -121,7 +123,9 @@ def _weather(place: Path, name: str, kills: int, draw: random.Random, longest: f
         # `dvc repro` alone is the other way in, and has no flow above it.
         way = "flow" if target == "flow" or number % 2 else "dvc"
         process = _start(place, way, name)
-        if number < kills and (label := _strike(process, target, kind, partial(draw.uniform, 0, longest))):
+        if number < kills and (
+            label := _strike(process, target, kind, partial(draw.uniform, 0, pace * LONGEST[target]))
+        ):
             tally.kills[label] += 1
             _say(f"{tally.kills.total()}/{kills} {label}, {len(list(place.glob('runs/*')))} outs made")
             process.wait()
