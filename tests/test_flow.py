@@ -204,7 +204,7 @@ def test_neither_stage_nor_server_outlives_the_flow(stubbed, number):
     stubs.replace(stubbed, "base", SLEEPING)
     running = start_in(stubbed, "flows.pipeline", "base", RLHF_TRACKING="off")
     try:
-        wait_for((stubbed / "started").exists, 60)
+        wait_for((stubbed / "started").exists, 240)
         trainer = holder(stubbed)
         below = psutil.Process(running.pid).children(recursive=True)
         (server,) = [process for process in below if "flows.server" in process.cmdline()]
@@ -228,7 +228,7 @@ def test_neither_stage_nor_server_outlives_the_flow(stubbed, number):
 def test_ctrl_c_ends_a_stage_that_does_not_listen(stubbed):
     stubs.replace(stubbed, "base", DEEP)
     running = start_in(stubbed, "flows.pipeline", "base", RLHF_TRACKING="off")
-    wait_for((stubbed / "started").exists, 120)
+    wait_for((stubbed / "started").exists, 240)
     below = psutil.Process(running.pid).children(recursive=True)
     os.killpg(running.pid, signal.SIGINT)
     assert running.wait(60) == 130

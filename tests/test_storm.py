@@ -9,6 +9,5 @@ def test_a_handful_of_kills_leaves_no_trace(tiny, tmp_path):
     tally = storm.run(4, 1, tmp_path, tiny)
     assert tally.ok, tally.line()
     assert tally.kills.total() == 4
-    assert tally.pipelines == 1
     # Each kind of process has been hit.
     assert {label.partition(" ")[0] for label in tally.kills} == {"stage", "dvc", "flow"}
