@@ -42,8 +42,8 @@ CHECKPOINT = "0"
 LONGEST = {"stage": 1 / 18, "dvc": 1 / 8, "flow": 1 / 8}
 """From the sight of the victim to the kill, at most: a share of the untouched run's time, so that on a slow machine,
 too, some stages get through and some do not."""
-PACE = 100.0
-"""Seconds of an untouched run that was not made here."""
+PACE = 50.0
+"""Seconds that stand for an untouched run which was not made here: few, so that each of a handful of kills strikes."""
 PATIENCE = 45.0
 """Seconds after which a process that is still there is an orphan. The watch of a stage polls every 2 and waits 15."""
 
