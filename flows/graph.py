@@ -16,11 +16,12 @@ from dvc.exceptions import DvcException
 from dvc.lock import LockError
 from dvc.repo import Repo
 from dvc.repo.reproduce import get_active_graph, plan_repro
-from dvc.utils.serialize import dump_yaml, load_yaml, parse_yaml_for_update
+from dvc.utils.serialize import dump_yaml, parse_yaml_for_update
 
 from flows import cache
 from flows.salvage import salvage
 from tasks.errors import UserError
+from tasks.runtime import fingerprint
 from tasks.runtime.made import made_by_runner
 
 LOCK_TRIES = 30
@@ -108,7 +109,7 @@ def keep_order(before: Sequence[str], order: Sequence[str], path: Path = Path(LO
 
 def recorded(path: Path = Path(LOCK_FILE)) -> list[str]:
     """Addresses of the stages in dvc.lock, in its order."""
-    return list(load_yaml(str(path)).get("stages", {})) if path.exists() else []
+    return list(fingerprint.locked(path))
 
 
 @contextlib.contextmanager

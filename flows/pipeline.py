@@ -91,8 +91,10 @@ def rlhf(target: str = "comparison", force: bool = False, push: bool = False) ->
         states = _run(nodes, force, above.token if above else None)
     except BaseException:
         # Ctrl-C, SIGTERM or a cancelled flow. The run is closed by a process of its own while the stages end.
-        _tracked(lambda lineage: lineage.finish(above, nodes, "KILLED", []) if above else None)
-        child.stop_all()
+        try:
+            _tracked(lambda lineage: lineage.finish(above, nodes, "KILLED", []) if above else None)
+        finally:
+            child.stop_all()
         raise
     graph.keep_order(before, [node.address for node in nodes])
     work.forget({address: fingerprint.of(entry) for address, entry in fingerprint.locked().items()})
